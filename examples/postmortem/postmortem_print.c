@@ -24,8 +24,8 @@ static bool is_timeout(const process *p) { return p->file->failed_code == ISO_ER
 // A process that ended by a signal or an error, not because others did not come.
 static bool is_dead(const process *p) { return p->file->failed_ns != 0 && !is_timeout(p); }
 
-// A process of this host that no longer lives, and has not said why. Of a job that has ended, it
-// was killed, or ended by its launcher after another one.
+// A process of this host that no longer lives, and has not said why. In a job that has
+// ended, somebody killed it, or the launcher did so when another process had ended.
 static bool is_lost(const process *p) { return p->live == 'X' || p->live == 'Z'; }
 // What the operating system says of the processes of a job that runs.
 static bool is_stopped(const job *j, const process *p) {

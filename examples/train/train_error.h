@@ -31,7 +31,8 @@ iso_status train_error_of_output(void);
 
 // Collective over MPI_COMM_WORLD. Whether all ranks pass a status that is no error. If not, rank 0
 // prints the message of the lowest failing rank. Ends the job, as train_abort does, if the other
-// ranks do not arrive within ISO_TIMEOUT, or if `mine` is ISO_ERR_TIMEOUT or ISO_ERR_MPI.
+// ranks do not arrive within ISO_TIMEOUT, or if `mine` is ISO_ERR_TIMEOUT, ISO_ERR_MPI or
+// ISO_ERR_NOMEM.
 bool train_all_well(iso_status mine);
 // Collective over MPI_COMM_WORLD. Gives all ranks root's data. Ends the job likewise; the message
 // names `what`. MPI may write to data until then, so data must not be a local variable.

@@ -100,15 +100,19 @@ iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int r
 void iso_comm_free(void *data);
 // Collective. ISO_OK if all ranks pass ISO_OK as `mine`, else an error on every rank. A failing
 // rank gets its own error. The others get an error that names the lowest failing rank and repeats
-// its message.
+// its message. A failing rank returns its error at once, without the others, in two cases: an
+// earlier wait on this communicator has failed, or `mine` is ISO_ERR_MPI and MPI has failed on a
+// communicator of this process. The others then get ISO_ERR_TIMEOUT after the time-out. End the job
+// after such an error, as after any ISO_ERR_MPI of a call on the communicator: later blocking calls
+// on it do not wait and return ISO_ERR_TIMEOUT.
 iso_status iso_comm_agree(iso_comm *comm, iso_status mine);
 // Collective. Checks that all ranks pass the same number, e.g. a checksum of the data they read. If
 // not, ISO_ERR_MISMATCH on every rank with the same message: it starts with `what` ("the training
 // set of mnist") and lists the ranks whose number differs from rank 0's.
 iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what);
 
-// Collective: waits for a non-blocking MPI collective of your own over the ranks of comm, such as an
-// MPI_Ibcast on MPI_COMM_WORLD. All ranks call it in the same order as the collectives above, so
+// Collective: waits for a non-blocking MPI collective of your own over the ranks of comm, such as
+// an MPI_Ibcast on MPI_COMM_WORLD. All ranks call it in the same order as the collectives above, so
 // that the warnings of ISO_STALL_WARN and the time-out, which hold for it too, can name the ranks
 // that have not called it. what: borrowed; completes "rank 0 waited 300 s in ...". The request
 // becomes MPI_REQUEST_NULL.

@@ -45,10 +45,11 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                             "seconds after which a waiting rank warns and names the ranks that it "
                             "waits for, and again whenever the wait has doubled; 0: never",
                             .high = 1e9},
-    [ISO_ENV_WATCHDOG] = {"ISO_WATCHDOG", "0",
-                          "seconds after which iso-train and iso-sweep end the mpirun on their "
-                          "host if it goes on after the end of a rank; 0: never",
-                          .high = 1e9},
+    [ISO_ENV_WATCHDOG] =
+        {"ISO_WATCHDOG", "0",
+         "seconds after which iso-train and iso-sweep end mpirun, if it still runs "
+         "so long after a rank has ended; 0: never",
+         .high = 1e9},
     [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "ranks that share memory",
                                 "number of consecutive ranks that form a node", .low = 1,
                                 .high = 1e6, .whole = true, .alike = true},
