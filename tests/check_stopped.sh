@@ -29,7 +29,7 @@ stops_in() { # function, ranks, what is waited for, program, arguments...
         ${MPICC:-mpicc} -shared -fPIC -DSTOP_AT="$place" -o "$place.so" "$root/tests/stop_rank.c" || exit 1
     fi
     status=0
-    # shellcheck disable=SC2086  # flags are several words
+    # shellcheck disable=SC2086  # flags and $extra are several words
     timeout -k 5 60 "$launcher" $flags -n $((ranks - 1)) "$programs/$program" "$@" : \
         -n 1 env $extra LD_PRELOAD="$work/$place.so" "$programs/$program" "$@" >output 2>&1 </dev/null || status=$?
     # A rank that hears nothing from rank 0 for two seconds says its sentence itself, perhaps for the second time.
@@ -46,7 +46,7 @@ stops_in iso_comm_create 2 'in the barrier before MPI_Comm_dup' train "$@"
 stops_in MPI_Comm_dup 2 'in MPI_Comm_dup' train "$@"
 stops_in MPI_Comm_split_type 3 'in MPI_Comm_split_type' train "$@"
 stops_in MPI_Iallgather 2 "in the comparison of the ranks' environments" train "$@"
-extra=ISO_IALLREDUCE=many
+extra="ISO_IALLREDUCE=many STOP_AFTER=1" # ranks meet in an MPI_Ibcast first
 stops_in MPI_Ibcast 2 'in the report of a bad environment variable' mnist images
 extra=
 stops_in iso_topology_create 2 'in a reduction' train "$@"

@@ -49,28 +49,53 @@ typedef struct notice {
 } notice;
 _Static_assert(sizeof(notice) <= ISO_SCRATCH_LEAST, "it stands in the scratch memory");
 
+// The least of each number on all ranks, in the scratch memory. Not by MPI's all-reduce: on some
+// rank another algorithm may be set for it, and for few numbers Open MPI's takes a ring.
+static iso_status find_least(iso_comm *comm, MPI_Comm mpi_comm, int64_t *numbers, int count,
+                             const char *what) {
+    bool root = comm->rank == 0;
+    MPI_Request request;
+    int rc = MPI_Ireduce(root ? MPI_IN_PLACE : numbers, root ? numbers : NULL, count, MPI_INT64_T,
+                         MPI_MIN, 0, mpi_comm, &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, what));
+    rc = MPI_Ibcast(numbers, count, MPI_INT64_T, 0, mpi_comm, &request);
+    return iso__comm_await(comm, rc, &request, what);
+}
+
 // A barrier with the time-out, in which all ranks learn of one that is out of memory.
 static iso_status meet_first(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine) {
     static const char what[] = "the barrier before MPI_Comm_dup";
     notice *said = comm->scratch;
     MPI_Request request;
     said->rank = mine < 0 ? comm->rank : comm->size;
-    int rc = MPI_Iallreduce(MPI_IN_PLACE, &said->rank, 1, MPI_INT64_T, MPI_MIN, mpi_comm, &request);
-    ISO_TRY(iso__comm_await(comm, rc, &request, what));
+    ISO_TRY(find_least(comm, mpi_comm, &said->rank, 1, what));
     int lowest = (int)said->rank;
     if (lowest == comm->size) return ISO_OK;
     said->code = mine;
     memcpy(said->message, iso_last_error()->message, sizeof(said->message));
-    rc = MPI_Ibcast(said, sizeof(*said), MPI_BYTE, lowest, mpi_comm, &request);
+    int rc = MPI_Ibcast(said, sizeof(*said), MPI_BYTE, lowest, mpi_comm, &request);
     ISO_TRY(iso__comm_await(comm, rc, &request, what));
     if (mine < 0) return mine;
     return ISO_FAIL((iso_status)said->code, "rank %d: %.480s", lowest, said->message);
+}
+
+// Before ranks meet: one that had no memory later would send another length than the others.
+static iso_status widen_scratch(iso_comm *comm) {
+    void *wider;
+    size_t bytes = (size_t)comm->size * 8;
+    if (bytes <= comm->scratch_bytes) return ISO_OK;
+    ISO_TRY(iso__alloc_zero(bytes, &wider));
+    iso__free(comm->scratch);
+    comm->scratch = wider;
+    comm->scratch_bytes = bytes;
+    return ISO_OK;
 }
 
 // MPI_Comm_dup blocks without a limit. So all ranks first meet in a barrier with the time-out, and
 // then compare their environments. mine: the error of this rank so far.
 static iso_status meet_ranks(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine) {
     void *memory = NULL;
+    if (mine == ISO_OK) mine = widen_scratch(comm);
     if (mine == ISO_OK) mine = iso__debug_arrive(comm, mpi_comm);
     if (mine == ISO_OK) mine = iso__alloc_zero(iso__comm_environment_bytes(comm->size), &memory);
     iso_status status = iso__debug_name_missing(comm, meet_first(comm, mpi_comm, mine));
@@ -98,17 +123,16 @@ static iso_status duplicate_for_bulk(iso_comm *comm) {
 
 // Ranks whose MPI sums by different algorithms would wait for each other in the first reduction.
 static iso_status compare_algorithms(iso_comm *comm, int own) {
-    int *first = comm->scratch;
-    MPI_Request request;
-    *first = own;
-    int rc = MPI_Ibcast(first, 1, MPI_INT, 0, comm->mpi, &request);
-    ISO_TRY(iso__comm_await(comm, rc, &request, "the comparison of the all-reduce algorithms"));
-    if (*first == own) return ISO_OK;
+    int64_t *ends = comm->scratch; // the least number, and the largest one, negative
+    ends[0] = own;
+    ends[1] = -own;
+    ISO_TRY(find_least(comm, comm->mpi, ends, 2, "the comparison of the all-reduce algorithms"));
+    if (ends[0] == -ends[1]) return ISO_OK;
     iso__comm_lose(comm); // whose agreements are reductions
     return ISO_FAIL(ISO_ERR_MPI,
-                    "rank %d of %d sums by MPI's all-reduce algorithm %d and rank 0 by %d: MPI "
-                    "could not set it on one of them",
-                    comm->rank, comm->size, own, *first);
+                    "the ranks sum by different all-reduce algorithms of MPI, of numbers from %d "
+                    "to %d: MPI could not set it on some of them",
+                    (int)ends[0], (int)-ends[1]);
 }
 
 static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config,

@@ -30,7 +30,9 @@ struct iso_comm {
     // A blocking collective has timed out, or MPI reported an error in it. MPI may still execute
     // it, so nothing of the communicator may be freed.
     bool lost;
-    void *scratch; // for blocking collectives, at least ISO_SCRATCH_LEAST bytes
+    // For blocking collectives: at least ISO_SCRATCH_LEAST bytes, and 8 for each rank, which hold a
+    // reduction of one number and what a gather begins with.
+    void *scratch;
     size_t scratch_bytes;
     iso__engine *engine;
     iso__shared *shared;          // memory that all its ranks can reach; NULL: none

@@ -52,6 +52,10 @@ WRAP(MPI_Ibarrier, (MPI_Comm comm, MPI_Request *request), (comm, request))
 WRAP(MPI_Ibcast,
      (void *data, int count, MPI_Datatype type, int root, MPI_Comm comm, MPI_Request *request),
      (data, count, type, root, comm, request))
+WRAP(MPI_Ireduce,
+     (const void *from, void *into, int count, MPI_Datatype type, MPI_Op op, int root,
+      MPI_Comm comm, MPI_Request *request),
+     (from, into, count, type, op, root, comm, request))
 WRAP(MPI_Iallreduce,
      (const void *from, void *into, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm,
       MPI_Request *request),

@@ -210,7 +210,7 @@ Test(np2_life, creating_times_out_too) {
     if (test_rank == 1) usleep(SLOW);
     int64_t well = 2; // as all ranks that come later say
     if (test_rank == 1)
-        MPI_Iallreduce(MPI_IN_PLACE, &well, 1, MPI_INT64_T, MPI_MIN, MPI_COMM_WORLD, &request);
+        MPI_Ireduce(&well, NULL, 1, MPI_INT64_T, MPI_MIN, 0, MPI_COMM_WORLD, &request);
     if (test_rank == 1) MPI_Wait(&request, MPI_STATUS_IGNORE);
     MPI_Barrier(MPI_COMM_WORLD);
     MPI_Finalize();

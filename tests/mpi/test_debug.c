@@ -93,7 +93,7 @@ Test(np3_debug_life, the_first_barrier_names_missing_ranks) {
         MPI_Request request;
         int64_t well = 3; // as all ranks that come later say
         usleep(1500000);
-        MPI_Iallreduce(MPI_IN_PLACE, &well, 1, MPI_INT64_T, MPI_MIN, MPI_COMM_WORLD, &request);
+        MPI_Ireduce(&well, NULL, 1, MPI_INT64_T, MPI_MIN, 0, MPI_COMM_WORLD, &request);
         MPI_Wait(&request, MPI_STATUS_IGNORE);
     }
     MPI_Barrier(MPI_COMM_WORLD);

@@ -27,7 +27,7 @@ make -s libiso_core.la
 libs=$(sed -n 's/^ISO_LIBS = //p' Makefile)
 wrapped=
 for function in MPI_Test MPI_Testsome MPI_Improbe MPI_Comm_free MPI_Ibarrier MPI_Ibcast MPI_Iallgather MPI_Ialltoall \
-    MPI_Igather MPI_Iallreduce sched_yield iso__alloc iso__alloc_zero iso__realloc iso__free; do
+    MPI_Igather MPI_Ireduce MPI_Iallreduce sched_yield iso__alloc iso__alloc_zero iso__realloc iso__free; do
     wrapped="$wrapped -Wl,--wrap=$function"
 done
 objects=

@@ -9,6 +9,7 @@
 
 #include <limits.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,18 +43,24 @@ int __real_MPI_Test(MPI_Request *request, int *done, MPI_Status *status);
 
 // ---- Tags: the number of the collective on its communicator ---------------------------------------
 
-#define FIRST_TAG 10000
-#define TAGS      50000
+#define FIRST_TAG  10000
+#define TAGS       50000
+#define MOST_COMMS 4096
 
 static struct {
     MPI_Comm comm;
     int used;
-} counter[4096];
+} counter[MOST_COMMS];
 static int counters;
 
 static int take_tag(MPI_Comm comm) {
     int i = 0;
     while (i < counters && counter[i].comm != comm) i++;
+    if (i == MOST_COMMS) {
+        fprintf(stderr, "more than %d communicators have collectives: raise MOST_COMMS\n",
+                MOST_COMMS);
+        abort();
+    }
     if (i == counters) counter[counters++].comm = comm;
     return FIRST_TAG + counter[i].used++ % TAGS;
 }
@@ -474,4 +481,14 @@ int __wrap_MPI_Iallreduce(const void *send, void *recv, int count, MPI_Datatype 
     else
         plan_ring(&r);
     return start_schedule(r.s, out);
+}
+
+// Ranks call it for a few numbers when they create communicators, which is not timed: it may cost
+// as much as an all-reduce, and what the others than root receive stays.
+int __wrap_MPI_Ireduce(const void *send, void *recv, int count, MPI_Datatype type, MPI_Op op,
+                       int root, MPI_Comm comm, MPI_Request *out) {
+    int rank;
+    MPI_Comm_rank(comm, &rank);
+    if (rank != root) recv = calloc((size_t)count, (size_t)size_of(type));
+    return __wrap_MPI_Iallreduce(send, recv, count, type, op, comm, out);
 }
