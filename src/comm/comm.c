@@ -16,11 +16,11 @@ iso_status iso_comm_barrier(iso_comm *comm) {
 }
 
 // Memory that MPI may still use after a time-out, when the caller's variable may no longer exist.
-// *out is NULL for long buffers, which are used in place, and where there is no more memory: this
-// rank must not leave the others alone in a collective.
+// *out is NULL for long buffers, which are used in place, and where there is no more memory than
+// the communicator began with: this rank must not leave the others alone in a collective.
 static iso_status borrow_memory(iso_comm *comm, size_t bytes, void **out) {
     *out = NULL;
-    if (bytes > SCRATCH_MOST) return ISO_OK;
+    if (bytes > SCRATCH_MOST && bytes > comm->scratch_bytes) return ISO_OK;
     if (comm->lost || bytes > comm->scratch_bytes) {
         size_t room = bytes < ISO_SCRATCH_LEAST ? ISO_SCRATCH_LEAST : bytes;
         void *larger = NULL;
@@ -181,63 +181,69 @@ static iso_status receive_bytes(iso_comm *comm, char *data, size_t bytes, int fr
     return ISO_OK;
 }
 
-static iso_status gather_on_root(iso_comm *comm, const void *data, const uint64_t *wire, char **out,
-                                 size_t **sizes) {
-    iso_status status;
-    char *all = NULL;
-    size_t *each = NULL, total = 0;
-    for (int r = 0; r < comm->size; r++) total += wire[r];
-    ISO_TRY_GOTO(iso__alloc(total, (void **)&all));
-    ISO_TRY_GOTO(iso__alloc((size_t)comm->size * sizeof(*each), (void **)&each));
+static iso_status receive_all(iso_comm *comm, const void *data, const size_t *each, char *all) {
     size_t at = 0;
     for (int r = 0; r < comm->size; r++) {
-        each[r] = wire[r];
         if (r == comm->rank)
             memcpy(all + at, data, each[r]);
         else
-            ISO_TRY_GOTO(receive_bytes(comm, all + at, each[r], r));
+            ISO_TRY(receive_bytes(comm, all + at, each[r], r));
         at += each[r];
     }
-    *out = all;
-    *sizes = each;
     return ISO_OK;
-fail:
-    if (!comm->lost) iso__free(all); // after a time-out MPI may still write into it
-    iso__free(each);
-    return status;
 }
 
-static iso_status gather_sizes(iso_comm *comm, size_t bytes, int root, uint64_t *wire) {
+// On root, *wire are the lengths of all ranks, in the scratch memory.
+static iso_status gather_sizes(iso_comm *comm, size_t bytes, int root, uint64_t **wire) {
     MPI_Request request;
     void *memory;
-    uint64_t mine = bytes;
-    ISO_TRY(borrow_memory(comm, sizeof(mine), &memory));
-    memcpy(memory, &mine, sizeof(mine));
-    int rc = MPI_Igather(memory, 1, MPI_UINT64_T, wire, 1, MPI_UINT64_T, root, comm->mpi, &request);
+    bool here = comm->rank == root;
+    ISO_TRY(borrow_memory(comm, (size_t)comm->size * sizeof(uint64_t), &memory));
+    ISO_CHECK(memory, ISO_ERR_NOMEM, "no memory for the lengths of %d ranks", comm->size);
+    uint64_t *mine = *wire = memory;
+    if (here) mine += root;
+    *mine = bytes;
+    int rc = MPI_Igather(here ? MPI_IN_PLACE : mine, 1, MPI_UINT64_T, here ? *wire : NULL, 1,
+                         MPI_UINT64_T, root, comm->mpi, &request);
     return iso__comm_await(comm, rc, &request, "a gather");
+}
+
+static iso_status allocate_gather(const iso_comm *comm, const uint64_t *wire, char **all,
+                                  size_t **each) {
+    size_t total = 0;
+    ISO_TRY(iso__alloc((size_t)comm->size * sizeof(**each), (void **)each));
+    for (int r = 0; r < comm->size; r++) total += (*each)[r] = wire[r];
+    return iso__alloc(total, (void **)all);
 }
 
 iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int root, char **out,
                            size_t **sizes) {
+    char *all = NULL;
+    size_t *each = NULL;
+    uint64_t *wire = NULL;
     *out = NULL;
     *sizes = NULL;
     ISO_TRY(iso__debug_match(comm, "a gather on rank %d", root));
-    void *memory;
-    ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(uint64_t), &memory));
-    uint64_t *wire = memory;
-    iso_status status = gather_sizes(comm, bytes, root, wire);
+    ISO_TRY(gather_sizes(comm, bytes, root, &wire));
+    iso_status status = comm->rank == root ? allocate_gather(comm, wire, &all, &each) : ISO_OK;
+    status = iso_comm_agree(comm, status);
     if (status == ISO_OK)
-        status = comm->rank == root ? gather_on_root(comm, data, wire, out, sizes)
+        status = comm->rank == root ? receive_all(comm, data, each, all)
                                     : send_bytes(comm, data, bytes, root);
-    if (!comm->lost) iso__free(wire);
+    if (status < 0) {
+        if (!comm->lost) iso__free(all); // after a time-out MPI may still write into it
+        iso__free(each);
+    }
     ISO_TRY(status);
+    *out = all;
+    *sizes = each;
     return ISO_OK;
 }
 
 void iso_comm_free(void *data) { iso__free(data); }
 
 iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
-    // The others cannot be asked: they wait here, or in what MPI did not do on another
+    // The others cannot be asked. They wait here, or in an operation that failed on another
     // communicator.
     if (mine < 0 && comm->lost) return mine;
     if (mine == ISO_ERR_MPI && iso__comm_any_lost()) return mine;
@@ -254,6 +260,17 @@ iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
     if (mine < 0) return mine;
     if (iso__names_rank(said.message)) return ISO_FAIL((iso_status)said.code, "%s", said.message);
     return ISO_FAIL((iso_status)said.code, "rank %d: %.480s", (int)lowest, said.message);
+}
+
+iso_status iso__comm_alloc_zero(iso_comm *comm, size_t bytes, void **out) {
+    *out = NULL;
+    iso_status status = iso_comm_agree(comm, iso__alloc_zero(bytes, out));
+    if (status < 0) {
+        iso__free(*out);
+        *out = NULL;
+    }
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 enum { RANKS_SHOWN = 8 };
@@ -278,7 +295,7 @@ static void list_others(const uint64_t *numbers, int size, char *text, size_t ro
 iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what) {
     void *memory = NULL;
     size_t size = (size_t)comm->size;
-    ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(size * sizeof(uint64_t), &memory)));
+    ISO_TRY(iso__comm_alloc_zero(comm, size * sizeof(uint64_t), &memory));
     uint64_t *numbers = memory;
     numbers[comm->rank] = number; // zeros elsewhere: the sum is a gather
     iso_status status = iso_comm_allreduce_i64(comm, memory, size, ISO_SUM);

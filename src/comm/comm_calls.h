@@ -25,6 +25,10 @@ bool iso__comm_same_ranks(const iso_comm *a, const iso_comm *b);
 // instead of 2 log2(P).
 size_t iso__comm_reduction_room(const iso_comm *comm, size_t count);
 
+// Collective. Zeroed memory on every rank, which the caller frees. If a rank has none: an error on
+// every rank (iso_comm_agree), and NULL.
+iso_status iso__comm_alloc_zero(iso_comm *comm, size_t bytes, void **out);
+
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);
 

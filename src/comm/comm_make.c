@@ -113,10 +113,10 @@ static iso_status create_beside(iso_comm *comm, const iso__comm_recipe *recipe, 
     char missing[320];
     const char *name = name_of[recipe->kind];
     bool all = recipe->kind != ISO_MAKE_GROUP;
+    if (all) iso__stream_count(&comm->meetings, iso_now()); // as on ranks that have memory
     if (iso__alloc_zero(sizeof(creation), &memory) < 0) return create_here(recipe, out);
     creation *c = memory;
     iso__patience patience = iso__patience_begin(comm, all ? &comm->meetings : NULL, name);
-    if (all) iso__stream_count(&comm->meetings, iso_now());
     iso_recorder_wait(name);
     c->recipe = *recipe;
     pthread_mutex_init(&c->lock, NULL);

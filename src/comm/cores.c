@@ -3,6 +3,7 @@
 // threads on the rank's share.
 #include <config.h> // before all others: sched.h shows sets of processors to GNU sources only
 
+#include "comm/comm_calls.h"
 #include "comm/comm_state.h"
 #include "comm/cores_impl.h"
 
@@ -79,13 +80,13 @@ iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out) {
     const size_t words = sizeof(iso__cores_record) / sizeof(int64_t);
     void *memory = NULL;
     size_t bytes = (size_t)comm->size * sizeof(iso__cores_record);
-    ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(bytes, &memory)));
+    ISO_TRY(iso__comm_alloc_zero(comm, bytes, &memory));
     iso__cores_record *records = memory;
     describe_rank(&records[comm->rank], comm, threads);
     iso_status status = iso_comm_allreduce_i64(comm, memory, words * (size_t)comm->size, ISO_SUM);
     if (status == ISO_OK) status = iso__cores_judge(records, comm->size, comm->rank, out);
     iso__free(memory);
-    ISO_TRY(status);
+    ISO_TRY(iso_comm_agree(comm, status));
     iso__log(ISO_LOG_INFO, "%s, %d compute thread%s", out->mine, threads, threads > 1 ? "s" : "");
     return ISO_OK;
 }

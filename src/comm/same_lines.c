@@ -2,6 +2,8 @@
 // Checks that all ranks have the same lines, and names those that do not.
 #include "comm/same_lines.h"
 
+#include "comm/comm_calls.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -163,7 +165,7 @@ iso_status iso__comm_check_lines(iso_comm *comm, const iso__lines *mine) {
     size_t first = strlen(list) + 1, bytes = first + strlen(settings) + 1;
     size_t hashes = (size_t)iso_comm_size(comm) * sizeof(int64_t);
     void *memory = NULL;
-    ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(hashes + bytes, &memory)));
+    ISO_TRY(iso__comm_alloc_zero(comm, hashes + bytes, &memory));
     char *text = (char *)memory + hashes;
     memcpy(text, list, first);
     memcpy(text + first, settings, bytes - first);

@@ -86,7 +86,7 @@ iso_status iso__comm_locate(iso_comm *comm) {
     MPI_Comm node;
     int64_t *node_of = NULL;
     size_t bytes = (size_t)comm->size * sizeof(*node_of);
-    ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(bytes, (void **)&node_of)));
+    ISO_TRY(iso__comm_alloc_zero(comm, bytes, (void **)&node_of));
     iso_status status = split_node(comm, ISO_SCOPE_NODE, &node);
     if (status == ISO_OK) {
         status = find_lowest(comm, node, &node_of[comm->rank]);
@@ -148,8 +148,9 @@ static void list_members(const iso_topology *t, const int64_t *lowest, int k, in
 }
 
 // Each group is created by its members only. A rank in several groups creates them in ascending
-// order, as all ranks do.
+// order, as all ranks do, also after one that failed: its other members are not those of the next.
 static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *members) {
+    iso_status worst = ISO_OK;
     for (int k = 0; k < t->groups; k++) {
         if (k % t->local_size != t->local_rank) continue;
         MPI_Group all, few;
@@ -163,14 +164,16 @@ static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *mem
         iso_status status = iso__comm_make(t->world, &recipe, &group);
         if (status != ISO_ERR_TIMEOUT) MPI_Group_free(&few); // MPI still uses it then
         ISO_TRY(status);
-        ISO_TRY(adopt_group(t->world, &group, has_long_requests(t), &t->leaders[k]));
+        status = adopt_group(t->world, &group, has_long_requests(t), &t->leaders[k]);
+        if (status < 0) worst = status;
     }
-    return ISO_OK;
+    return worst;
 }
 
 // One split creates the first `smallest` groups, which share no rank; each further group needs its
-// own split.
+// own split. All ranks make all of them, also after one that failed.
 static iso_status split_groups(iso_topology *t) {
+    iso_status status = ISO_OK;
     for (int k = t->smallest - 1; k < t->groups; k++) {
         bool first = k < t->smallest;
         int own = first ? t->local_rank : k; // the group that this rank may be in
@@ -179,21 +182,24 @@ static iso_status split_groups(iso_topology *t) {
         iso__comm_recipe recipe = {ISO_MAKE_SPLIT, t->world->mpi,
                                    .color = member ? own : MPI_UNDEFINED, .key = t->node_index};
         ISO_TRY(iso__comm_make(t->world, &recipe, &group));
-        if (member) ISO_TRY(adopt_group(t->world, &group, has_long_requests(t), &t->leaders[own]));
+        if (!member) continue;
+        iso_status one = adopt_group(t->world, &group, has_long_requests(t), &t->leaders[own]);
+        if (one < 0) status = one;
     }
-    return ISO_OK;
+    return status;
 }
 
 static iso_status make_groups(iso_topology *t, bool use_mpi_groups, const int64_t *lowest) {
     void *memory;
-    ISO_TRY(iso__alloc_zero((size_t)t->groups * sizeof(*t->leaders), &memory));
+    size_t bytes = (size_t)t->groups * sizeof(*t->leaders);
+    ISO_TRY(iso__comm_alloc_zero(t->world, bytes, &memory));
     t->leaders = memory;
     ISO_TRY(iso__comm_meet(t->world, "the barrier before the groups of leaders are made"));
-    if (!use_mpi_groups) return split_groups(t);
-    ISO_TRY(iso__alloc((size_t)t->nodes * sizeof(int), &memory));
+    if (!use_mpi_groups) return iso_comm_agree(t->world, split_groups(t));
+    ISO_TRY(iso__comm_alloc_zero(t->world, (size_t)t->nodes * sizeof(int), &memory));
     iso_status status = create_groups(t, lowest, memory);
     iso__free(memory);
-    return status;
+    return iso_comm_agree(t->world, status);
 }
 
 // ---- Life -----------------------------------------------------------------------------------------
@@ -211,9 +217,10 @@ static iso_status place_groups(iso_topology *t, iso_scope unit, const int64_t *l
 static iso_status make_topology(iso_topology *t, iso_comm *comm,
                                 const iso_topology_config *config) {
     t->world = iso_comm_retain(comm);
-    ISO_TRY(iso__comm_create_node(comm, config->unit, has_long_requests(t), &t->node));
+    iso_status mine = iso__comm_create_node(comm, config->unit, has_long_requests(t), &t->node);
+    ISO_TRY(iso_comm_agree(comm, mine)); // the nodes have failed or not, each for itself
     void *memory;
-    ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(int64_t), &memory));
+    ISO_TRY(iso__comm_alloc_zero(comm, (size_t)comm->size * sizeof(int64_t), &memory));
     int64_t *lowest = memory;
     iso_status status = gather_lowest(t, lowest);
     if (status == ISO_OK) {
@@ -239,7 +246,7 @@ iso_status iso__topology_create(iso_comm *comm, const iso_topology_config *confi
               (int)chosen.unit);
     iso_status status;
     void *memory;
-    ISO_TRY(iso__alloc_zero(sizeof(topology), &memory));
+    ISO_TRY(iso__comm_alloc_zero(comm, sizeof(topology), &memory));
     topology *self = memory;
     iso_topology *t = &self->base;
     self->references = 1;

@@ -157,8 +157,7 @@ static iso_status fill_watch(iso_comm *comm, iso__watch *w) {
     w->rank = comm->rank;
     w->size = comm->size;
     w->period_ns = choose_period(comm);
-    iso_status mine = iso__alloc_zero((size_t)w->size * sizeof(int64_t), &memory);
-    ISO_TRY(iso_comm_agree(comm, mine));
+    ISO_TRY(iso__comm_alloc_zero(comm, (size_t)w->size * sizeof(int64_t), &memory));
     iso_status status = name_hosts(comm, w);
     if (status == ISO_OK) status = find_boards(comm, w);
     if (status == ISO_OK) status = share_boards(comm, w, memory);

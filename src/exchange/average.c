@@ -100,7 +100,7 @@ iso_status iso__average_create(iso__routes *routes, size_t count, const iso__ave
     iso_status status;
     void *memory;
     ISO_TRY(check_config(count, config));
-    ISO_TRY(iso__alloc_zero(sizeof(iso__average), &memory));
+    ISO_TRY(iso__comm_alloc_zero(iso__routes_comm(routes), sizeof(iso__average), &memory));
     iso__average *a = memory;
     a->routes = iso__routes_retain(routes);
     a->layout = iso__routes_layout(routes);
@@ -201,9 +201,10 @@ static iso_status measure_each(iso__average *a, const float *values, int repeats
 }
 
 static iso_status measure_with(iso__average *a, float *values, int repeats, double *ms) {
-    double *each;
-    ISO_TRY(iso_comm_agree(iso__routes_comm(a->routes),
-                           iso__alloc((size_t)repeats * sizeof(*each), (void **)&each)));
+    void *memory;
+    ISO_TRY(iso__comm_alloc_zero(iso__routes_comm(a->routes), (size_t)repeats * sizeof(double),
+                                 &memory));
+    double *each = memory;
     // Measure the requested wire even before there is a reference, with differences as small
     // as those of training.
     float *reference = a->mean[a->current];
@@ -227,7 +228,7 @@ iso_status iso__average_measure(iso__average *a, int repeats, double *ms) {
               "a mean over nodes is under way: finish it before measuring");
     void *values;
     size_t bytes = iso__flat_bytes((iso__flat){a->count, a->size[ISO__AVERAGE_F64]});
-    ISO_TRY(iso_comm_agree(iso__routes_comm(a->routes), iso__alloc_zero(bytes, &values)));
+    ISO_TRY(iso__comm_alloc_zero(iso__routes_comm(a->routes), bytes, &values));
     iso__average_stats stats = a->stats;
     iso_status status = measure_with(a, values, repeats, ms);
     a->stats = stats;

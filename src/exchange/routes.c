@@ -51,7 +51,7 @@ static iso_status create_routes(iso_comm *comm, int ranks, const iso_topology_co
     void *memory = NULL;
     ISO_CHECK(count > 0, ISO_ERR_ARG, "means need at least one route, not %d", count);
     size_t bytes = sizeof(iso__routes) + (size_t)count * sizeof(route);
-    ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(bytes, &memory)));
+    ISO_TRY(iso__comm_alloc_zero(comm, bytes, &memory));
     iso__routes *routes = memory;
     routes->references = 1;
     routes->comm = iso_comm_retain(comm);

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+// Calls in which one rank runs out of memory, at each of its allocations in turn: every rank gets
+// the error, nobody waits, nothing is lost, and the next call succeeds.
+#include "common/mpi_fixture.h"
+#include "exchange/average.h"
+
+#include <isotherm/topology.h>
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+TestSuite(np2_no_memory, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np3_no_memory, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+
+static int left = -1; // so many allocations succeed before one fails; -1: all do
+
+// The library's, in place of libc's.
+void *aligned_alloc(size_t alignment, size_t bytes) {
+    void *memory = NULL;
+    if (left >= 0 && left-- == 0) return NULL;
+    return posix_memalign(&memory, alignment, bytes) == 0 ? memory : NULL;
+}
+
+static void try_each(const char *what, iso_status (*call)(void)) {
+    int reached = 1, calls = 0;
+    for (; reached && calls < 200; calls++) {
+        left = test_rank == 1 ? calls : -1;
+        iso_status status = call();
+        reached = left < 0;
+        left = -1;
+        int ends[2] = {status, -status};
+        MPI_Allreduce(MPI_IN_PLACE, ends, 2, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+        MPI_Bcast(&reached, 1, MPI_INT, 1, MPI_COMM_WORLD);
+        cr_assert(ends[0] == -ends[1], "allocation %d of %s: status %d to %d", calls, what, ends[0],
+                  -ends[1]);
+        iso_assert_all(status == ISO_OK || (reached && status == ISO_ERR_NOMEM));
+    }
+    iso_assert_all(!reached && calls > 1);
+}
+
+static iso_status gather_text(void) {
+    char *all;
+    size_t *sizes;
+    ISO_TRY(iso_comm_gather(test_comm, "text", (size_t)test_rank, 1, &all, &sizes));
+    cr_assert(test_rank != 1 || (sizes[0] == 0 && sizes[1] == 1 && memcmp(all, "tt", 1) == 0));
+    iso_comm_free(all);
+    iso_comm_free(sizes);
+    return ISO_OK;
+}
+
+static iso_status compare_numbers(void) { return iso_comm_check_same(test_comm, 7, "a number"); }
+
+static iso_status survey_cores(void) {
+    iso_cores cores;
+    return iso_cores_survey(test_comm, 1, &cores);
+}
+
+static iso_status create_topology(void) {
+    iso_topology_config config = iso_topology_default;
+    iso_topology *topology;
+    config.unit = ISO_SCOPE_RANK;
+    config.use_mpi_groups = true;
+    ISO_TRY(iso_topology_create(test_comm, &config, &topology));
+    iso_topology_destroy(&topology);
+    return ISO_OK;
+}
+
+static iso__routes *routes;
+
+static iso_status create_average(void) {
+    iso__average_config config = {.wire = &iso__codec_f32};
+    iso__average *average;
+    ISO_TRY(iso__average_create(routes, 100, &config, &average));
+    iso__average_destroy(&average);
+    return ISO_OK;
+}
+
+static void try_all(void) {
+    try_each("gather_text", gather_text);
+    try_each("compare_numbers", compare_numbers);
+    try_each("survey_cores", survey_cores);
+    try_each("create_topology", create_topology);
+    iso_assert_ok(iso__routes_create(test_comm, NULL, 1, &routes));
+    try_each("create_average", create_average);
+    iso__routes_destroy(&routes);
+}
+
+Test(np2_no_memory, of_one_rank_is_the_error_of_all) { try_all(); }
+Test(np3_no_memory, of_one_rank_is_the_error_of_all) { try_all(); }
