@@ -20,6 +20,9 @@ grep -v '^#' "$here/cases" | while read -r name hosts mbit model batch _ slow st
     [ -z "$work" ] || set -- "$@" --work-ns "$work"
     [ "$sync" != daso ] || settings=$settings,warmup-steps=0,cooldown-steps=0
     [ "$settings" = - ] || set -- "$@" --set "$settings"
-    sh "$here/simulate.sh" -b "$build" -n "$hosts" -r "$mbit" -- "$@" </dev/null |
-        sed -n "s/.*\"step_ms\": \\([0-9.]*\\).*/$name \\1/p"
+    if ! out=$(sh "$here/simulate.sh" -b "$build" -n "$hosts" -r "$mbit" -- "$@" </dev/null); then
+        echo "predict_scale.sh: the simulation of $name failed" >&2
+        exit 1
+    fi
+    echo "$out" | sed -n "s/.*\"step_ms\": \\([0-9.]*\\).*/$name \\1/p"
 done

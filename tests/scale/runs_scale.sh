@@ -28,8 +28,11 @@ run() { # sync, settings, ranks, ranks per host, Mbit/s, steps, warm-up
     # Shared memory holds no values, which daso refuses to send as bf16.
     shared=0
     [ "$sync" = daso ] || shared=300000
-    sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m "$shared" -- "$@" </dev/null |
-        sed "s/^{/{\"run\": \"$name\", \"hosts\": $hosts, \"mbit\": $rate, /" >>"$file"
+    if ! out=$(sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m "$shared" -- "$@" </dev/null); then
+        echo "runs_scale.sh: the simulation of \"$name\" failed" >&2
+        exit 1
+    fi
+    echo "$out" | sed "s/^{/{\"run\": \"$name\", \"hosts\": $hosts, \"mbit\": $rate, /" >>"$file"
 }
 
 for ranks in 8 16 32 64 128 256 512 1024; do
