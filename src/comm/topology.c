@@ -45,7 +45,8 @@ static iso_status split_node(iso_comm *comm, iso_scope unit, MPI_Comm *out) {
 static iso_status adopt_group(const iso_comm *like, MPI_Comm *group, bool long_requests,
                               iso_comm **out) {
     iso_status status = iso__comm_create_like(like, *group, long_requests, out);
-    MPI_Comm_free(group);
+    // After these MPI may still use it, and would crash.
+    if (status != ISO_ERR_TIMEOUT && status != ISO_ERR_MPI) MPI_Comm_free(group);
     ISO_TRY(status);
     return ISO_OK;
 }
