@@ -21,6 +21,7 @@ while getopts s:n:k:o: option; do
     *) sed -n 's/^# usage: /usage: /p' "$0" >&2 && exit 2 ;;
     esac
 done
+case "$options " in *"--sync daso "*) options="$options --cooldown 0" ;; esac # its start needs memory late
 need_launcher
 enter_work
 shown=output
@@ -38,6 +39,7 @@ judge() { # as result
 
 start() { # log
     rm -f pid.*
+    log=$1 ripe=0
     # shellcheck disable=SC2086,SC2016  # flags and options are several words; $$ belongs to the inner shell
     "$launcher" $flags -n "$ranks" sh -c \
         'echo $$ >"pid.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"; export LD_PRELOAD="$0"; exec "$@"' "$work/delay.so" \
@@ -46,14 +48,15 @@ start() { # log
     job=$!
 }
 alive() { kill -0 "$job" 2>/dev/null; }
-# One line for each rank: seconds, rank, KiB of resident memory, descriptors.
+# One line for each rank: seconds, rank, KiB of resident memory, descriptors, 1 after the first epoch (else 0).
 sample() { # file
+    [ $ripe = 1 ] || ! grep -q '"event":"epoch"' "$log" 2>/dev/null || ripe=1
     for file in pid.*; do
         [ -s "$file" ] || continue # not started yet
         pid=$(cat "$file")
         memory=$(awk '/^VmRSS/ { print $2 }' "/proc/$pid/status" 2>/dev/null)
         open=$(find "/proc/$pid/fd" -type l 2>/dev/null | wc -l)
-        [ -z "$memory" ] || echo "$(date +%s) ${file#pid.} $memory $open" >>"$1"
+        [ -z "$memory" ] || echo "$(date +%s) ${file#pid.} $memory $open $ripe" >>"$1"
     done
 }
 watch_until() { # file of samples, seconds, or nothing: the end of the run
@@ -70,9 +73,10 @@ below() { # number: a random one
 # ---- Flat ----------------------------------------------------------------------------------------------
 
 # Of each rank, what it had most of in the first quarter of its samples, and in the first nine tenths: some modes need
-# more at the end, for their cool-down and the last mean. Memory may grow by 1 % and 256 KiB.
+# more at the end, for their cool-down and the last mean. Samples count from the end of the first epoch: the periodic
+# modes make their averages at the first save and the first evaluation. Memory may grow by 1 % and 256 KiB.
 is_flat() { # file of samples
-    awk '{ n[$2]++; memory[$2, n[$2]] = $3; open[$2, n[$2]] = $4 }
+    awk '$5 { n[$2]++; memory[$2, n[$2]] = $3; open[$2, n[$2]] = $4 }
          END {
              for (r in n) {
                  ranks++
