@@ -7,6 +7,7 @@
 #include "exchange/transport.h"
 
 #include <isotherm/comm_hook.h>
+#include <string.h>
 
 // Where a converted bucket and the hook's state for it are.
 typedef struct iso__coder_place {
@@ -97,7 +98,14 @@ size_t iso__coder_counts(const iso__coder *c);
 
 // For hooks that encode the padding between tensors like gradients: it stays 0, so nothing of it
 // was left out. v: [b->count].
-void iso__hook_clear_padding(const iso_comm_hook_bucket *b, float *v);
+static inline void iso__hook_clear_padding(const iso_comm_hook_bucket *b, float *v) {
+    size_t at = 0;
+    for (int i = 0; i < b->tensor_count; i++) {
+        memset(v + at, 0, (b->tensor[i].offset - at) * sizeof(float));
+        at = b->tensor[i].offset + b->tensor[i].count;
+    }
+    memset(v + at, 0, (b->count - at) * sizeof(float));
+}
 
 // With their default configurations.
 extern const iso_comm_hook iso__hook_topk, iso__hook_randomk, iso__hook_powersgd,

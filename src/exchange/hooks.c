@@ -56,15 +56,6 @@ static iso_status compress_feedback(const iso_comm_hook_bucket *b, double factor
     return ISO_OK;
 }
 
-void iso__hook_clear_padding(const iso_comm_hook_bucket *b, float *v) {
-    size_t at = 0;
-    for (int i = 0; i < b->tensor_count; i++) {
-        memset(v + at, 0, (b->tensor[i].offset - at) * sizeof(float));
-        at = b->tensor[i].offset + b->tensor[i].count;
-    }
-    memset(v + at, 0, (b->count - at) * sizeof(float));
-}
-
 const iso_comm_hook iso_hook_plain = {.name = "plain", .wire = ISO_F32};
 
 const iso_comm_hook iso_hook_f16 = {.name = "f16",
