@@ -30,7 +30,7 @@ typedef struct iso__stream {
 
 // ---- watch_make.c, watch_seat.c ----
 // Collective. Gives comm a watch over its ranks, which it shares with other communicators, and
-// opens its streams. mine: the error of this rank so far, of which all ranks learn.
+// opens its streams. mine: the status of this rank so far; if it is an error, every rank returns it.
 iso_status iso__watch_join(iso_comm *comm, iso_status mine);
 // Local; with the engine's lock. A stream without room on the board stays invisible.
 void iso__stream_open(iso__watch *watch, iso__stream *stream, uint64_t key);

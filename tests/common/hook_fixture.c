@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "common/hook_fixture.h"
 
+#include "base/base.h"
+
 #include <criterion/criterion.h>
 #include <isotherm/status.h>
 #include <stdlib.h>
@@ -199,4 +201,27 @@ void played_exchange(played *p) {
             play_blocks(p, k);
     }
     p->exchange++;
+}
+
+float played_drawn(uint32_t key, uint32_t rank, uint32_t step, size_t i) {
+    uint32_t counter[4] = {(uint32_t)i, rank, step}, bits[4];
+    iso__philox(iso__philox_key_make(key, ISO_RNG_TEST, 0), counter, bits);
+    return 2 * iso__uniform(bits[0]) - 1;
+}
+
+void played_draw(played *p, uint32_t key, uint32_t step) {
+    for (int r = 0; r < p->ranks; r++)
+        for (size_t i = 0; i < p->count; i++)
+            p->gradient[r][i] = played_drawn(key, (uint32_t)r, step, i);
+}
+
+double played_mean(const played *p, uint32_t key, uint32_t step, size_t i) {
+    double sum = 0;
+    for (int r = 0; r < p->ranks; r++) sum += (double)played_drawn(key, (uint32_t)r, step, i);
+    return sum / p->ranks;
+}
+
+void played_assert_equal(const played *p) {
+    for (int r = 1; r < p->ranks; r++)
+        cr_assert_arr_eq(p->gradient[r], p->gradient[0], p->count * sizeof(float));
 }

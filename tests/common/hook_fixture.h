@@ -5,6 +5,7 @@
 #define ISO_TEST_HOOK_FIXTURE_H
 
 #include <isotherm/comm_hook.h>
+#include <stdint.h>
 
 // Each hook sums f32 and f64 buckets over the ranks. The bits are those of additions in the order
 // of the ranks (with integers, of any order).
@@ -42,5 +43,12 @@ void played_open(played *p);
 void played_close(played *p);
 // One exchange, with factors of 1 and 1 / ranks.
 void played_exchange(played *p);
+// Random gradients in -1 .. 1, the same for the same key, rank, step and element.
+float played_drawn(uint32_t key, uint32_t rank, uint32_t step, size_t i);
+// Draws those of all ranks.
+void played_draw(played *p, uint32_t key, uint32_t step);
+double played_mean(const played *p, uint32_t key, uint32_t step, size_t i);
+// Asserts that all ranks have the same gradients.
+void played_assert_equal(const played *p);
 
 #endif

@@ -13,27 +13,7 @@ TestSuite(hook_bits, .fini = balance_check, .timeout = 60);
 
 enum { GROUP = 256 };
 
-static float drawn(uint32_t rank, uint32_t step, size_t i) {
-    uint32_t counter[4] = {(uint32_t)i, rank, step}, bits[4];
-    iso__philox(iso__philox_key_make(8, ISO_RNG_TEST, 0), counter, bits);
-    return 2 * iso__uniform(bits[0]) - 1;
-}
-
-static void draw_gradients(played *p, uint32_t step) {
-    for (int r = 0; r < p->ranks; r++)
-        for (size_t i = 0; i < p->count; i++) p->gradient[r][i] = drawn((uint32_t)r, step, i);
-}
-
-static double mean_drawn(const played *p, uint32_t step, size_t i) {
-    double sum = 0;
-    for (int r = 0; r < p->ranks; r++) sum += (double)drawn((uint32_t)r, step, i);
-    return sum / p->ranks;
-}
-
-static void assert_equal_ranks(const played *p) {
-    for (int r = 1; r < p->ranks; r++)
-        cr_assert_arr_eq(p->gradient[r], p->gradient[0], p->count * sizeof(float));
-}
+enum { KEY = 8 }; // of the gradients that are drawn
 
 static void open_bucket(played *p, const iso_comm_hook *hook, int ranks, size_t count) {
     *p = (played){.ranks = ranks, .count = count, .hook = *hook, .tensor_count = 1};
@@ -48,11 +28,11 @@ static void nothing_is_lost(const iso_comm_hook *hook, int ranks, size_t count) 
     open_bucket(&p, hook, ranks, count);
     memset(sum, 0, sizeof(sum));
     for (uint32_t step = 0; step < 12; step++) {
-        draw_gradients(&p, step);
+        played_draw(&p, KEY, step);
         played_exchange(&p);
-        assert_equal_ranks(&p);
+        played_assert_equal(&p);
         for (size_t i = 0; i < count; i++)
-            sum[i] += (double)p.gradient[0][i] - mean_drawn(&p, step, i);
+            sum[i] += (double)p.gradient[0][i] - played_mean(&p, KEY, step, i);
     }
     for (size_t i = 0; i < count; i++) {
         double left = sum[i];
@@ -68,10 +48,10 @@ static void tells_of_what_is_not_finite(const iso_comm_hook *hook, float value) 
     open_bucket(&p, hook, 3, 1500);
     for (uint32_t step = 0; step < 3; step++) {
         int bad = 0;
-        draw_gradients(&p, step);
+        played_draw(&p, KEY, step);
         if (step == 0) p.gradient[1][777] = value;
         played_exchange(&p);
-        assert_equal_ranks(&p);
+        played_assert_equal(&p);
         for (size_t i = 0; i < p.count; i++) bad += !isfinite(p.gradient[0][i]);
         cr_assert((bad > 0) == (step == 0) && bad <= GROUP, "%s, step %u: %d", hook->name, step,
                   bad);
@@ -161,10 +141,10 @@ Test(hook_bits, onebit_equals_the_model) {
     cr_assert_eq(p.plan.phase[0].count, 3 * 36);
     for (uint32_t step = 0; step < 3; step++) {
         int wrong = 0; // a sum of nearly 0 may have either sign
-        draw_gradients(&p, step);
+        played_draw(&p, KEY, step);
         step_model(&p, left, mean);
         played_exchange(&p);
-        assert_equal_ranks(&p);
+        played_assert_equal(&p);
         for (size_t i = 0; i < MODEL_COUNT; i++)
             wrong += fabs((double)p.gradient[2][i] - mean[i]) > 1e-5;
         cr_assert(wrong == 0, "step %u: %d", step, wrong);
@@ -195,11 +175,11 @@ Test(hook_bits, padding_leaves_out_nothing) {
         p.tensor[1] = (iso_comm_hook_tensor){"a.weight", 608, 600, 0};
         played_open(&p);
         for (uint32_t step = 0; step < 3; step++) {
-            draw_gradients(&p, step);
+            played_draw(&p, KEY, step);
             for (int r = 0; r < 3; r++)
                 for (size_t i = 600; i < 616; i++) p.gradient[r][i < 608 ? i : i + 600] = 0;
             played_exchange(&p);
-            assert_equal_ranks(&p);
+            played_assert_equal(&p);
             for (int r = 0; r < 3; r++)
                 for (size_t i = 600; i < 616; i++)
                     cr_assert(p.state[r][i < 608 ? i : i + 600] == 0, "%s, rank %d, element %zu",
@@ -221,10 +201,10 @@ static void is_unbiased(int ranks, size_t count) {
     open_bucket(&p, &iso_hook_dithering, ranks, count);
     memset(sum, 0, sizeof(sum));
     for (int k = 0; k < EXCHANGES; k++) {
-        draw_gradients(&p, 0);
+        played_draw(&p, KEY, 0);
         played_exchange(&p);
         for (size_t i = 0; i < count; i++) {
-            double off = (double)p.gradient[0][i] - mean_drawn(&p, 0, i);
+            double off = (double)p.gradient[0][i] - played_mean(&p, KEY, 0, i);
             worst = fmax(worst, fabs(off));
             sum[i] += off / EXCHANGES;
         }
@@ -296,11 +276,11 @@ Test(hook_bits, randomk_equals_the_model) {
     cr_assert_eq(p.plan.phase[0].count, KEPT);
     for (uint32_t step = 0; step < 20; step++) {
         int sent = 0;
-        draw_gradients(&p, step);
+        played_draw(&p, KEY, step);
         for (int r = 0; r < RANKS; r++)
             for (size_t i = 0; i < COUNT; i++) kept[r][i] += p.gradient[r][i];
         played_exchange(&p);
-        assert_equal_ranks(&p);
+        played_assert_equal(&p);
         for (size_t i = 0; i < COUNT; i++) {
             float want = (0 + kept[0][i] + kept[1][i] + kept[2][i]) * (float)(1. / RANKS);
             if (p.gradient[0][i] == 0) continue;

@@ -11,28 +11,7 @@
 
 TestSuite(hook_phases, .fini = balance_check, .timeout = 60);
 
-static float drawn(uint32_t rank, uint32_t step, size_t i) {
-    uint32_t counter[4] = {(uint32_t)i, rank, step}, bits[4];
-    iso__philox(iso__philox_key_make(5, ISO_RNG_TEST, 0), counter, bits);
-    return 2 * iso__uniform(bits[0]) - 1;
-}
-
-static void draw_gradients(played *p, uint32_t step) {
-    for (int r = 0; r < p->ranks; r++)
-        for (size_t i = 0; i < p->count; i++) p->gradient[r][i] = drawn((uint32_t)r, step, i);
-}
-
-static double mean_drawn(const played *p, uint32_t step, size_t i) {
-    double sum = 0;
-    for (int r = 0; r < p->ranks; r++) sum += (double)drawn((uint32_t)r, step, i);
-    return sum / p->ranks;
-}
-
-// Every rank has the same result.
-static void assert_equal_ranks(const played *p) {
-    for (int r = 1; r < p->ranks; r++)
-        cr_assert_arr_eq(p->gradient[r], p->gradient[0], p->count * sizeof(float));
-}
+enum { KEY = 5 }; // of the gradients that are drawn
 
 // ---- PowerSGD -----------------------------------------------------------------------------------------
 
@@ -92,7 +71,7 @@ static void trains_as_pytorch(int rank) {
                 for (int j = 0; j < COLUMNS; j++)
                     p.gradient[r][i * COLUMNS + j] = golden_gradient(r, t + 2, i, j);
         played_exchange(&p);
-        assert_equal_ranks(&p);
+        played_assert_equal(&p);
         for (int j = 0; j < COLUMNS; j++)
             cr_assert_float_eq(p.gradient[0][j], want->row[j], 1e-5, "step %d column %d: %.8g", t,
                                j, (double)p.gradient[0][j]);
@@ -110,11 +89,11 @@ Test(hook_phases, powersgd_of_full_rank_is_the_average) {
     played p;
     open_matrix(&p, &config, 9, 13, 3);
     for (uint32_t step = 0; step < 5; step++) {
-        draw_gradients(&p, step);
+        played_draw(&p, KEY, step);
         played_exchange(&p);
-        assert_equal_ranks(&p);
+        played_assert_equal(&p);
         for (size_t i = 0; i < p.count; i++)
-            cr_assert_float_eq((double)p.gradient[0][i], mean_drawn(&p, step, i), 2e-6);
+            cr_assert_float_eq((double)p.gradient[0][i], played_mean(&p, KEY, step, i), 2e-6);
     }
     played_close(&p);
 }
@@ -130,10 +109,10 @@ Test(hook_phases, powersgd_leaves_what_gets_no_shorter) {
     played_open(&p);
     cr_assert_eq(p.plan.phase[0].count, 2 * 20 + 20 + 60);
     cr_assert_eq(p.plan.phase[1].count, 2 * 50);
-    draw_gradients(&p, 0);
+    played_draw(&p, KEY, 0);
     played_exchange(&p);
     for (size_t i = 1040; i < 1100; i++)
-        cr_assert_float_eq((double)p.gradient[1][i], mean_drawn(&p, 0, i), 1e-7);
+        cr_assert_float_eq((double)p.gradient[1][i], played_mean(&p, KEY, 0, i), 1e-7);
     played_close(&p);
     p.tensor[0].row = 0; // nothing is a matrix that gets shorter
     played_open(&p);
@@ -151,7 +130,7 @@ Test(hook_phases, powersgd_survives_zeros) {
         played_exchange(&p);
         cr_assert(norm_of(p.gradient[0], p.count) == 0);
     }
-    draw_gradients(&p, 1);
+    played_draw(&p, KEY, 1);
     played_exchange(&p);
     cr_assert(norm_of(p.gradient[0], p.count) > 1);
     played_close(&p);
@@ -184,11 +163,11 @@ static void nothing_is_lost(const iso_comm_hook *hook, int ranks, size_t count, 
     open_all(&p, hook, ranks, count);
     memset(sum, 0, sizeof(sum));
     for (uint32_t step = 0; step < STEPS; step++) {
-        draw_gradients(&p, step);
+        played_draw(&p, KEY, step);
         played_exchange(&p);
-        assert_equal_ranks(&p);
+        played_assert_equal(&p);
         for (size_t i = 0; i < count; i++)
-            sum[i] += (double)p.gradient[0][i] - mean_drawn(&p, step, i);
+            sum[i] += (double)p.gradient[0][i] - played_mean(&p, KEY, step, i);
     }
     for (size_t i = 0; i < count; i++) {
         double left = sum[i] + left_out(&p, i) / ranks;
@@ -222,12 +201,12 @@ Test(hook_phases, what_powersgd_leaves_out_comes_later) {
 static void tells_of_what_is_not_finite(const iso_comm_hook *hook, float value) {
     played p;
     open_all(&p, hook, 2, 1000);
-    draw_gradients(&p, 0);
+    played_draw(&p, KEY, 0);
     for (size_t i = 0; i < 200; i++) p.gradient[1][77 + i] = value; // more than topk sends
     played_exchange(&p);
     for (int r = 0; r < 2; r++) cr_assert(!isfinite(p.gradient[r][77]), "%s", hook->name);
     for (uint32_t step = 1; step < 3; step++) {
-        draw_gradients(&p, step);
+        played_draw(&p, KEY, step);
         played_exchange(&p);
         for (size_t i = 0; i < p.count; i++)
             cr_assert(isfinite(p.gradient[0][i]), "%s: element %zu", hook->name, i);
@@ -270,11 +249,11 @@ Test(hook_phases, powersgd_survives_large_gradients) {
 Test(hook_phases, int8_is_off_by_half_a_step) {
     played p;
     open_all(&p, &iso_hook_int8, 3, 1500);
-    draw_gradients(&p, 0);
+    played_draw(&p, KEY, 0);
     played_exchange(&p);
     double step = 1.0 / 127, worst = 0;
     for (size_t i = 0; i < p.count; i++) {
-        double off = fabs((double)p.gradient[0][i] - mean_drawn(&p, 0, i));
+        double off = fabs((double)p.gradient[0][i] - played_mean(&p, KEY, 0, i));
         worst = off > worst ? off : worst;
     }
     cr_assert(worst > .1 * step && worst <= step * 1.001, "%g steps", worst / step);
