@@ -92,7 +92,8 @@ iso_status iso__periodic_reserve_mean(iso__periodic *p) {
 static iso_status hold_mean(iso__periodic *p, iso__periodic_exchange *x) {
     if (!x->pending || x->held) return ISO_OK;
     const float *mean;
-    ISO_TRY(iso__periodic_reserve_mean(p));
+    // A rank that failed alone would leave the others waiting for the mean.
+    ISO_TRY(iso_comm_agree(p->comm, iso__periodic_reserve_mean(p)));
     p->last_step_ns = 0; // this wait is not part of a step
     iso_status status = collect_mean(p, x, &mean);
     x->dropped = status < 0;
@@ -414,6 +415,11 @@ static iso_status mean_to_show(iso__periodic *p, const float **mean) {
     return ISO_OK;
 }
 
+static iso_status reserve_own(iso__periodic *p) {
+    size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, p->parameter_count));
+    return p->own ? ISO_OK : iso__pinned_alloc(p->device, bytes, (void **)&p->own);
+}
+
 iso_status iso__periodic_show(bool training, void *periodic) {
     iso__periodic *p = periodic;
     const float *mean;
@@ -424,8 +430,7 @@ iso_status iso__periodic_show(bool training, void *periodic) {
     } else {
         if (p->equal) return ISO_OK;
         ISO_TRY(iso__periodic_hold(p));
-        size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, p->parameter_count));
-        if (!p->own) ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->own));
+        ISO_TRY(iso_comm_agree(p->comm, reserve_own(p)));
         ISO_TRY(iso__periodic_fetch(p, 0, p->parameter_count, p->own));
         ISO_TRY(mean_to_show(p, &mean));
         ISO_TRY(iso__periodic_put(p, 0, p->parameter_count, mean));

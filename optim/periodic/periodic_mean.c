@@ -80,8 +80,10 @@ static iso_status exact_mean(iso__periodic *p, iso__payload payload, float *x, c
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, const float **mean) {
     void *room = NULL; // the state is asked for once in a run
     size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, iso__periodic_last(p, payload)));
-    if (payload == ISO__PAYLOAD_STATE) ISO_TRY(iso__pinned_alloc(p->device, bytes, &room));
-    iso_status status = exact_mean(p, payload, room ? room : p->room, mean);
+    iso_status status = ISO_OK;
+    if (payload == ISO__PAYLOAD_STATE)
+        status = iso_comm_agree(p->comm, iso__pinned_alloc(p->device, bytes, &room));
+    if (status == ISO_OK) status = exact_mean(p, payload, room ? room : p->room, mean);
     iso__pinned_free(p->device, room);
     ISO_TRY(status);
     return ISO_OK;

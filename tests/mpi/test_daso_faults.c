@@ -161,6 +161,63 @@ Test(np2_daso_faults, loss_that_is_not_finite) {
     }
 }
 
+// ---- Memory ---------------------------------------------------------------------------------------
+
+// Of the calls by which the library allocates: the one that fails, counted down to 0; below 0:
+// none.
+static int calls_to_failure = -1;
+
+void *aligned_alloc(size_t alignment, size_t bytes) {
+    void *block;
+    if (calls_to_failure >= 0 && calls_to_failure-- == 0) return NULL;
+    return posix_memalign(&block, alignment, bytes) == 0 ? block : NULL;
+}
+
+// Calls `work` with each allocation of rank 1 failing in turn, and at last with none.
+static void survives_each(iso_status (*work)(trainer *), trainer *t) {
+    for (int n = 0, more = 1; more; n++) {
+        calls_to_failure = test_rank == 1 ? n : -1;
+        iso_status status = work(t);
+        more = test_rank == 1 && calls_to_failure < 0;
+        calls_to_failure = -1;
+        iso_assert_all(same_status_everywhere(status));
+        MPI_Allreduce(MPI_IN_PLACE, &more, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+        iso_assert_all((status == ISO_ERR_NOMEM) == more);
+    }
+}
+
+static iso_status show_mean(trainer *t) { return iso_module_train(t->model, false); }
+
+// With an exchange under way, whose mean is kept.
+Test(np2_daso_faults, evaluation_without_memory_fails_everywhere) {
+    trainer t;
+    daso_case c = daso_case_default(30);
+    c.ranks_per_node = 1;
+    c.daso.batches_to_wait = 2;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 4));
+    survives_each(show_mean, &t);
+    iso_assert_all(daso_equal(&t));
+    iso_assert_ok(iso_module_train(t.model, true));
+    for (int step = 4; step < 10; step++) iso_assert_ok(trainer_step(&t, step, NULL));
+    daso_close(&t);
+}
+
+static iso_status start_over(trainer *t) { return iso_daso_reset(t->optimizer); }
+
+// A reset averages the state of the optimizer, too.
+Test(np2_daso_faults, reset_without_memory_fails_everywhere) {
+    trainer t;
+    daso_case c = daso_case_default(30);
+    c.ranks_per_node = 1;
+    c.daso.state = ISO_STATE_SYNC_AVERAGE;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 4));
+    survives_each(start_over, &t);
+    iso_assert_all(daso_equal(&t));
+    daso_close(&t);
+}
+
 // ---- Configurations -------------------------------------------------------------------------------
 
 // A tied optimizer for the model of t, as daso wants it.
