@@ -147,7 +147,7 @@ static iso_status read_config(const iso_strategy_context *context, const periodi
     ISO_TRY(iso__daso_settings_read(context->settings, kind->setting, kind->setting_count, &config,
                                     outer));
     bool given = kind->overlaps || config.fragments > 1; // which needs to know it
-    int64_t least = iso__larger(config.fragments, config.batches_to_wait);
+    int64_t least = iso__larger(config.fragments, iso__daso_skip_for(config.batches_to_wait));
     if (config.global_skip < 0 && given)
         config.global_skip = iso__larger(ISO_DASO_AUTO_SKIP, kind->overlaps ? 1 : least);
     if (kind->overlaps) config.batches_to_wait = config.global_skip;

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 # Kills training runs at random points, resumes them until they are done, and compares the parameters with those of a
 # run that nobody killed. Prints the results as TAP.
-# usage: check_resume.sh, in the build tree; uses MPIRUN, MPIRUN_FLAGS, and ISO_TEST_SEED, the seed of the random points
+# usage: check_resume.sh, in the build tree; uses MPIRUN, MPIRUN_FLAGS, ISO_TEST_SEED, the seed of the random points,
+#        and ISO_TEST_KILLS, the number of kills of each run
 set -u
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
@@ -13,11 +14,11 @@ need_launcher
 enter_work
 shown=output
 data_set images 400 40 8
-KILLS=5 # of each study
+KILLS=${ISO_TEST_KILLS:-5} # of each study; of the presets, which share their code, 1
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..32"
+echo "1..38"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -155,6 +156,16 @@ export ISO_RANKS_PER_NODE=2
 study daso 3 --sync daso --wait 3 --model mlp --batch 6 --epochs 5
 study daso-int8 3 --sync daso --wire int8 --wait 3 --model mlp --batch 6 --epochs 5
 study daso-heat 3 --sync daso-heat --model mlp --batch 6 --epochs 6
+set -- --model mlp --batch 6 --epochs 5
+kills_of_each=$KILLS
+KILLS=${ISO_TEST_KILLS:-1}
+study postlocal 3 --sync postlocal --period 5 "$@"
+study slowmo 3 --sync slowmo --period 6 --shift 2 "$@"
+study diloco 3 --sync diloco --period 9 --wire int4 "$@"
+study streaming-diloco 3 --sync streaming-diloco --period 9 --fragments 3 --wait 5 --wire int4 "$@"
+study overlap-localsgd 3 --sync overlap-localsgd --period 5 "$@"
+study outer-adam 3 --sync localsgd --outer adam --period 6 --wire topk "$@"
+KILLS=$kills_of_each
 study localsgd 2 --sync localsgd --model mlp --batch 8 --epochs 5 --sampler overlap
 
 # ---- What cannot go on ----

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// As daso chooses: wait for the steps that an exchange takes and 3 more, and at least 8 between
-// exchanges (see global_skip and batches_to_wait in isotherm/daso.h).
+// As daso chooses: wait for the steps that an exchange takes and 3 more, and one and a half of that
+// between exchanges, at least 8 (see global_skip and batches_to_wait in isotherm/daso.h).
 enum { SPARE = 3, LEAST_PERIOD = 8 };
 
 static double max_period(const report_run *run) {
@@ -45,7 +45,8 @@ int64_t report_resync(const report_run *run, double exchange_ms, double step_ms,
     const report_sync *first = first_delayed(run);
     double wait = fmin(ceil(exchange_ms / step_ms) + SPARE, max_period(run));
     if (!chooses_period(run) || !first || !(wait > first->wait) || isnan(first->period)) return -1;
-    double period = fmax(wait, LEAST_PERIOD), end = end_of_delays(run);
+    double period = fmax(fmin(ceil(1.5 * wait), max_period(run)), LEAST_PERIOD);
+    double end = end_of_delays(run);
     double sent = first->step - first->age - first->period + period;
     int64_t count = 0;
     for (; sent + wait < end && count < run->sync_count; sent += period) {

@@ -169,21 +169,54 @@ void train_options_text(const train_options *values, bool settings, char *text, 
 
 // ---- Help ---------------------------------------------------------------------------------------
 
+// The default of strategy number i if it differs from that of the setting at large; else NULL.
+static const char *own_default(const iso_setting *s, int i) {
+    const iso_setting *own = train_setting_of(iso_strategy_at(i)->name, s->key);
+    if (!own || !own->initial) return NULL;
+    return s->initial && strcmp(own->initial, s->initial) == 0 ? NULL : own->initial;
+}
+
+// The strategies whose own default this is, from number i on, joined by |.
+static size_t join_owners(const iso_setting *s, const char *value, int i, char *text, size_t room) {
+    size_t used = 0;
+    for (; i < iso_strategy_count() && used < room; i++) {
+        const char *own = own_default(s, i);
+        if (own && strcmp(own, value) == 0)
+            used += (size_t)snprintf(text + used, room - used, "%s%s", used > 0 ? "|" : "",
+                                     iso_strategy_at(i)->name);
+    }
+    return used;
+}
+
+static bool seen_before(const iso_setting *s, const char *value, int i) {
+    while (i-- > 0) {
+        const char *own = own_default(s, i);
+        if (own && strcmp(own, value) == 0) return true;
+    }
+    return false;
+}
+
+// Each default once, behind all strategies that have it: ", slowmo|diloco 0".
+static void list_defaults(const iso_setting *s, char *text, size_t room) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < iso_strategy_count(); i++) {
+        const char *value = own_default(s, i);
+        if (!value || seen_before(s, value, i)) continue;
+        if (used < room) used += (size_t)snprintf(text + used, room - used, ", ");
+        if (used < room) used += join_owners(s, value, i, text + used, room - used);
+        if (used < room) used += (size_t)snprintf(text + used, room - used, " %s", value);
+    }
+}
+
 // Whose it is, and its default; strategies that have another one are named.
 static void print_setting(const iso_setting *s, FILE *to) {
-    char notes[500], owners[400];
-    size_t used = (size_t)snprintf(notes, sizeof(notes), " (%s%s%s%s%s", s->of ? "--" : "",
-                                   s->of ? s->of : "", s->of ? " " : "", s->of ? s->among : "",
-                                   s->of ? "" : train_setting_owners(s->key, NULL, owners, 400));
-    if (s->initial)
-        used += (size_t)snprintf(notes + used, sizeof(notes) - used, ", default %s", s->initial);
-    for (int i = 0; i < iso_strategy_count() && used < sizeof(notes); i++) {
-        const iso_setting *own = train_setting_of(iso_strategy_at(i)->name, s->key);
-        if (own && own->initial && (!s->initial || strcmp(own->initial, s->initial) != 0))
-            used += (size_t)snprintf(notes + used, sizeof(notes) - used, ", %s %s",
-                                     iso_strategy_at(i)->name, own->initial);
-    }
-    if (used < sizeof(notes)) snprintf(notes + used, sizeof(notes) - used, ")");
+    char notes[900], owners[400], defaults[400];
+    list_defaults(s, defaults, sizeof(defaults));
+    snprintf(notes, sizeof(notes), " (%s%s%s%s%s%s%s%s)", s->of ? "--" : "", s->of ? s->of : "",
+             s->of ? " " : "", s->of ? s->among : "",
+             s->of ? "" : train_setting_owners(s->key, NULL, owners, sizeof(owners)),
+             s->initial ? ", default " : "", s->initial ? s->initial : "", defaults);
     option_print(s, notes, to);
 }
 

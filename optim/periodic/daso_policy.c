@@ -104,7 +104,8 @@ static bool decide_by_measure(iso__policy_state *s, const iso_daso_config *confi
     take_observation(s, observed);
     int64_t wait = fitting_wait(s, config, out->batches_to_wait);
     int64_t wanted = fitting_skip(s, config, out->global_skip);
-    int64_t skip = iso__smaller(iso__larger(iso__larger(wanted, wait), 1), config->max_global_skip);
+    int64_t least = iso__larger(iso__daso_skip_for(wait), 1);
+    int64_t skip = iso__smaller(iso__larger(wanted, least), config->max_global_skip);
     bool times = wait != out->batches_to_wait, skip_changed = skip != out->global_skip;
     bool drift = skip_changed && wanted != out->global_skip;
     if (!times && !skip_changed) return false;

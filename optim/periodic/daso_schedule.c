@@ -188,7 +188,9 @@ static int64_t first_skip(const iso_daso_config *config) {
     if (config->global_skip > 0) return config->global_skip;
     int64_t skip = ISO_DASO_AUTO_SKIP;
     if (config->policy != ISO_POLICY_FIXED) skip = iso__smaller(skip, config->max_global_skip);
-    return iso__larger(skip, config->batches_to_wait);
+    int64_t spaced = iso__daso_skip_for(config->batches_to_wait);
+    if (config->policy != ISO_POLICY_FIXED) spaced = iso__smaller(spaced, config->max_global_skip);
+    return iso__larger(skip, spaced);
 }
 
 void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *config) {
@@ -359,7 +361,8 @@ void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *deci
 
 void iso__daso_schedule_measured(iso__daso_schedule *s, int64_t wait) {
     s->batches_to_wait = iso__smaller(wait, s->auto_skip ? s->max_skip : s->global_skip);
-    s->global_skip = iso__larger(s->global_skip, s->batches_to_wait);
+    int64_t spaced = iso__smaller(iso__daso_skip_for(s->batches_to_wait), s->max_skip);
+    s->global_skip = iso__larger(s->global_skip, s->auto_skip ? spaced : s->batches_to_wait);
     s->measure = false;
 }
 
@@ -367,4 +370,9 @@ int64_t iso__daso_wait_for(double exchange_ms, double step_ms) {
     double steps = exchange_ms / step_ms;
     if (!(exchange_ms > 0 && step_ms > 0) || isnan(steps)) return 1;
     return (int64_t)ceil(fmin(steps, 1e9)) + 3;
+}
+
+int64_t iso__daso_skip_for(int64_t wait) {
+    if (wait <= 0) return 0;
+    return wait + iso__smaller(wait / 2 + wait % 2, INT64_MAX - wait);
 }

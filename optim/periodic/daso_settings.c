@@ -66,7 +66,7 @@ typedef struct daso_values {
 #define PERIOD                                                                                     \
     "period", INTEGER, FIELD(global_skip), COUNT_FROM(1),                                          \
         .word = "auto", .initial = "auto",                                                         \
-        .meaning = "steps between exchanges of parameters; auto: 8, or --wait if longer"
+        .meaning = "steps between exchanges of parameters; auto: 8, or 1.5 times --wait if longer"
 #define WARMUP                                                                                     \
     "warmup", NUMBER, FIELD(warmup), 0, 1,                                                         \
         .meaning = "fraction of the run, at its start, that averages gradients over all ranks"

@@ -189,12 +189,22 @@ iso_scope iso__daso_schedule_scope(const iso__daso_schedule *s);
 // wait is raised to it. Neither exceeds the largest of the config's global_skip, max_global_skip
 // and batches_to_wait. A negative wait leaves the wait unchanged.
 void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *decision);
-// The same for a measured wait. A configured skip limits it; an automatic skip is raised to it.
+// The same for a measured wait. A configured skip limits it; an automatic skip is raised to
+// iso__daso_skip_for(wait).
 void iso__daso_schedule_measured(iso__daso_schedule *s, int64_t wait);
 // The wait for an exchange of exchange_ms and steps of step_ms. The phases of an exchange (SCATTER,
 // GATHER, SPREAD of average.h) start between steps, so each costs up to one more step; the verdict
 // is short. 1 if one of the times is not known.
 int64_t iso__daso_wait_for(double exchange_ms, double step_ms);
+// The least automatic skip for a wait: one and a half of it; 0 for a wait of 0 or less.
+//
+// A merge adds what the exchange has corrected, d = mean - sent, to parameters that went on. In a
+// direction in which training by itself brings the ranks together again (a factor a, near 0 or
+// below, over the wait), d comes too late: a deviation e from the mean becomes a e - e. If the next
+// send followed at once, the factor from send to send would be a - 1: deviations never die out, and
+// with a high learning rate (a < 0) grow. The steps between merge and send multiply it by the
+// factor of these steps, which is near 0, too.
+int64_t iso__daso_skip_for(int64_t wait);
 
 // ---- Policies (daso_policy.c) ---------------------------------------------------------------------
 
@@ -209,10 +219,10 @@ int64_t iso__daso_wait_for(double exchange_ms, double step_ms);
 //
 // adaptive: exchange_ms and step_ms are smoothed exponentially, a new value weighs 0.3. The wait
 // follows iso__daso_wait_for: up at once, down when it is more than 1 + wait / 8 too long; a wait
-// of 0 stays. Skip is at least the wait. Above max_divergence it shrinks in proportion, to where
-// 0.8 of the bound is expected; below half of the bound it grows by a half. Observations of the
-// divergence lag: the 3 syncs after a change of skip still describe the skip before it. After them
-// 2 are averaged before the next change.
+// of 0 stays. Skip is at least iso__daso_skip_for(wait), up to max_global_skip. Above
+// max_divergence it shrinks in proportion, to where 0.8 of the bound is expected; below half of the
+// bound it grows by a half. Observations of the divergence lag: the 3 syncs after a change of skip
+// still describe the skip before it. After them 2 are averaged before the next change.
 
 typedef struct iso__policy_state {
     iso_plateau plateau; // plateau: of the epoch loss

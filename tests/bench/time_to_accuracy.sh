@@ -40,11 +40,12 @@ fi
 
 # ---- On the head of the cluster: one run, ended when it has got far enough --------------------------
 
-field() { # name, file: of the last line that has it
-    sed -n "s/.*\"$1\": *\"\\{0,1\\}\\([^,\"}]*\\).*/\\1/p" "$2" | tail -n 1
+field() { # name, file, what the line has besides: of the last such line
+    sed -n "/$3/s/.*\"$1\": *\"\\{0,1\\}\\([^,\"}]*\\).*/\\1/p" "$2" | tail -n 1
 }
 far_enough() { # log, target, steps
-    awk -v accuracy="$(field test_accuracy "$1")" -v step="$(field step "$1")" -v target="$2" -v most="$3" \
+    awk -v accuracy="$(field test_accuracy "$1" '"eval"')" -v step="$(field step "$1" .)" \
+        -v target="$2" -v most="$3" \
         'BEGIN { exit !(target != "-" && accuracy + 0 >= target || most != "-" && step + 0 >= most) }'
 }
 if [ "${1:-}" = --head ]; then # log, target and steps that end it ("-": it ends by itself), command...

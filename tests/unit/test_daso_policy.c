@@ -333,7 +333,7 @@ Test(daso_policy, adaptive_is_not_shaken_by_noise) {
 }
 
 Test(daso_policy, adaptive_finds_the_skip_that_divergence_allows) {
-    for (double allowed = 5; allowed < 100; allowed *= 1.07) {
+    for (double allowed = 8; allowed < 100; allowed *= 1.07) {
         simulation m = simulate(1, 0.05 / allowed, 0);
         m.config.max_divergence = 0.05;
         check_settled(&m);
@@ -369,14 +369,16 @@ Test(daso_policy, adaptive_follows_divergence_both_ways) {
     check_skip(&m);
 }
 
-// Waiting less than an exchange takes would cost time, so there the bound gives way.
-Test(daso_policy, adaptive_keeps_skip_at_the_wait_whatever_diverges) {
+// Waiting less than an exchange takes would cost time, and what a merge corrects needs time to
+// settle, so there the bound gives way.
+Test(daso_policy, adaptive_keeps_skip_above_the_wait_whatever_diverges) {
     simulation m = simulate(300, 0.05 / 3, 0);
     run_syncs(&m, 100);
     run_syncs(&m, 100);
     cr_assert_eq(m.changes, 0);
     cr_assert_eq(m.visible, 0);
-    cr_assert_eq(m.schedule.global_skip, m.schedule.batches_to_wait);
+    cr_assert_eq(m.schedule.batches_to_wait, 14); // 300 / 28 and 3
+    cr_assert_eq(m.schedule.global_skip, 21);
 }
 
 Test(daso_policy, adaptive_never_exceeds_max_global_skip) {
@@ -394,19 +396,19 @@ Test(daso_policy, adaptive_says_why) {
     iso_daso_decision d = {8, 1, 8, ""};
     iso_daso_observation o = sync_of(212, 28.1, 0);
     cr_assert(decide(&s, &config, &o, &d));
-    cr_assert_str_eq(d.reason, "exchange 212 ms, step 28.1 ms: wait 11, skip 11");
+    cr_assert_str_eq(d.reason, "exchange 212 ms, step 28.1 ms: wait 11, skip 17");
     o.divergence = 0.0123;
     for (int i = 0; i < 3 + 1; i++) cr_assert_not(decide(&s, &config, &o, &d));
     cr_assert(decide(&s, &config, &o, &d));
-    cr_assert_str_eq(d.reason, "divergence 0.0123 of at most 0.05: wait 11, skip 17");
+    cr_assert_str_eq(d.reason, "divergence 0.0123 of at most 0.05: wait 11, skip 26");
     o.divergence = 0.11;
     for (int i = 0; i < 3 + 1; i++) cr_assert_not(decide(&s, &config, &o, &d));
     o.exchange_ms = 1;
     o.step_ms = 60;
     cr_assert(decide(&s, &config, &o, &d));
-    expect(&d, 7, 1, 7);
+    expect(&d, 11, 1, 7);
     cr_assert_str_eq(d.reason, "exchange 149 ms, step 37.7 ms, divergence 0.11 of at most 0.05: "
-                               "wait 7, skip 7");
+                               "wait 7, skip 11");
 }
 
 Test(daso_policy, adaptive_ignores_what_was_not_measured) {

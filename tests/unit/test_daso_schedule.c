@@ -126,7 +126,7 @@ Test(daso_schedule, wait_0_is_a_full_average) {
 }
 
 Test(daso_schedule, automatic_skip_follows_the_wait) {
-    check(config_of(24, 0, 0, -1, 11), "11 S; 22 M11 S; 24 M2 F", "nnnnnnnnnnnnnnnnnnnnnnnn");
+    check(config_of(24, 0, 0, -1, 9), "14 S; 23 M9; 24 F", "nnnnnnnnnnnnnnnnnnnnnnnn");
     check(config_of(18, 0, 0, -1, 3), "8 S; 11 M3; 16 S; 18 M2 F", "nnnnnnnnnnnnnnnnnn");
     iso_daso_config config = config_of(8, 0, 0, -1, 0);
     config.max_global_skip = 3;
@@ -257,14 +257,18 @@ Test(daso_schedule, automatic_skip_is_raised_to_what_is_measured) {
     go(&r, 2);
     iso__daso_schedule_step(&r.s, &plan);
     iso__daso_schedule_measured(&r.s, 13);
-    cr_assert(r.s.global_skip == 13 && r.s.batches_to_wait == 13);
+    cr_assert(r.s.global_skip == 20 && r.s.batches_to_wait == 13);
     iso__daso_schedule_begin(&r.s, &plan);
     memcpy(r.scopes, "www", 3);
     go(&r, 40);
-    expect(&r, "16 S; 29 M13 S; 38 M9 F+", "wwwnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnww");
+    expect(&r, "23 S; 36 M13; 38 F+", "wwwnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnww");
     r.s = make(config_of(40, 3, 2, -1, -1));
     iso__daso_schedule_measured(&r.s, 1000); // max_global_skip
     cr_assert(r.s.global_skip == 64 && r.s.batches_to_wait == 64);
+    r.s = make(config_of(40, 3, 2, -1, -1));
+    iso__daso_schedule_measured(&r.s, 50);
+    cr_assert(r.s.global_skip == 64 && r.s.batches_to_wait == 50);
+    cr_assert_eq(iso__daso_skip_for(INT64_MAX), INT64_MAX);
 }
 
 Test(daso_schedule, wait_that_nobody_measured_is_the_skip) {

@@ -135,25 +135,27 @@ Test(report_predict, an_automatic_wait_hides_up_to_the_period) {
     assert_near(periodic(4, 6, "auto", "auto", 0), 0.4 + timed);
 }
 
-// What daso chose at 1000 Mbit/s in a run of 100 steps, and its merges at 200 and 100 Mbit/s.
+// What daso chose at 1000 Mbit/s in a run of 200 steps, and its merges at 200 and 100 Mbit/s.
 Test(report_predict, an_automatic_period_is_chosen_again) {
-    report_sync syncs[] = {{.step = 24, .age = 11, .period = 11, .wait = 11, .wait_ms = 2.4},
-                           {.step = 35, .age = 11, .period = 11, .wait = 11},
-                           {.step = 90, .age = 11, .period = 11, .wait = 11},
-                           {.step = 98, .age = 0, .wait_ms = 136}};
+    report_sync syncs[] = {{.step = 30, .age = 11, .period = 17, .wait = 11, .wait_ms = 2.4},
+                           {.step = 47, .age = 11, .period = 17, .wait = 11},
+                           {.step = 183, .age = 11, .period = 17, .wait = 11},
+                           {.step = 198, .age = 0, .wait_ms = 136}};
     report_run run = {
-        .settings = "--policy fixed\n--max-period 64\n", .steps = 100, .syncs = syncs};
+        .settings = "--policy fixed\n--max-period 64\n", .steps = 200, .syncs = syncs};
     run.sync_count = 4;
     strcpy(run.period_requested, "auto");
     strcpy(run.wait_requested, "auto");
     report_sync now[4];
-    cr_assert_eq(report_resync(&run, 56.1, 1.5, now), 2);
-    assert_near(now[0].step, 84);
+    cr_assert_eq(report_resync(&run, 56.1, 1.5, now), 3);
+    assert_near(now[0].step, 105); // sent in step 64, 2 of warm-up and a period of 62
     assert_near(now[0].age, 41);
     assert_near(now[0].wait_ms, 0);
-    assert_near(now[1].step, 98);
-    cr_assert_eq(report_resync(&run, 112.2, 1.5, now), 1); // 64 steps: longer than what is left
-    assert_near(now[0].step, 98);
+    assert_near(now[1].step, 167);
+    assert_near(now[2].step, 198);
+    cr_assert_eq(report_resync(&run, 112.2, 1.5, now), 3); // wait and period are at most 64
+    assert_near(now[0].step, 130);
+    assert_near(now[1].step, 194);
     cr_assert_eq(report_resync(&run, 11.2, 1.5, now), -1);
     run.settings = "--policy adaptive\n";
     cr_assert_eq(report_resync(&run, 56.1, 1.5, now), -1);
