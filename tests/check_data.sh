@@ -149,6 +149,11 @@ for classes in 4 9; do
     rm -f log checkpoint
 done
 
+printf '1,2,3\n' >text.h5
+run 2 "$train" "$@" --data text.h5
+is_refusal 'text\.h5 (does not begin as an HDF5 file does|cannot be read, because this build has no HDF5)'
+result $? "a file .h5 that is none is refused"
+
 # ---- Going on ----
 
 set -- --model mlp --steps 4 --quiet --log "$work/log"

@@ -21,8 +21,9 @@ enum { HEADING, RUN = 0, SHARED = TRAIN_SHARED, OUTSIDE = TRAIN_OUTSIDE };
 
 const train_option train_option_table[] = {
     OF(HEADING, .meaning = "Data and network"),
-    OF(SHARED | OUTSIDE, TEXT("data", data), .choices = "DIR|digits", .initial = "digits",
-       .meaning = "folder with MNIST's four files, or generated digits"),
+    OF(SHARED | OUTSIDE, TEXT("data", data), .choices = "DIR|FILE.h5|digits", .initial = "digits",
+       .meaning = "folder with MNIST's four files, HDF5 file with x_train, y_train, x_test and "
+                  "y_test, or generated digits"),
     OF(SHARED, INTEGER("classes", classes), .low = 1, .high = 1e6,
        .meaning = "number of classes (default: from the labels of both sets)"),
     OF(SHARED, INTEGER("test-limit", test_limit), COUNT_FROM(1),

@@ -101,8 +101,10 @@ iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **
 // stroke width, clutter and noise. The images depend only on train and count and are the same on
 // every machine. The training and the test set use disjoint random streams.
 iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **out);
-// Opens data as iso-train and the examples do: an MNIST folder or, for NULL and "digits", as many
-// generated digits as MNIST has (60000 for training, 10000 for testing).
+// Opens data as iso-train and the examples do: an MNIST folder; a file .h5 or .hdf5, of which it
+// reads the data sets x_train and y_train, or x_test and y_test, with images and labels as
+// iso_dataset_read_idx has them; or, for NULL and "digits", as many generated digits as MNIST has
+// (60000 for training, 10000 for testing).
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out);
 
 // How to read a CSV file. In the lists below, give each column by its name in the header or its
@@ -142,6 +144,41 @@ typedef struct iso_raw_config {
 // that were asked for, or holds another number of samples than the first file, and for a label
 // outside [0, classes); ISO_ERR_IO if a file is missing or unreadable.
 iso_status iso_dataset_read_raw(const iso_raw_config *config, iso_dataset **out);
+
+// Data sets in an HDF5 file. The first dimension of each counts the samples, the others are the
+// shape of a sample.
+typedef struct iso_hdf5_config {
+    int inputs, targets;
+    // [inputs + targets], names in the file, such as "images" or "group/images"; borrowed for the
+    // call.
+    const char *const *names;
+    int classes;          // above 0: the first target holds labels in [0, classes), of integers
+    int64_t first, count; // the samples from `first` on; count 0: all that follow
+    // Reads all samples at once, and closes the file: the result is as that of
+    // iso_dataset_create_arrays. false: the samples stay in the file.
+    bool in_memory;
+} iso_hdf5_config;
+// Opens an HDF5 file, which stays open until the data set is destroyed (unless in_memory), so it
+// may be larger than the memory. A loader reads the samples of a batch together, in the order of
+// the file, in its threads, and only those of its rank; consecutive samples are one read. For data
+// sets of chunks, a chunk is decompressed once for all of its samples in a batch if it has up to 64
+// MiB. With shuffle, chunks of few samples are faster than long ones.
+//
+// Floats of up to 32 bits become f32, of 64 bits f64; unsigned bytes u8, other integers i32 if it
+// holds all their values, else i64. Labels become i32. For samples that stay in the file
+// iso_dataset_info has no mean and std, and in the checksum the size of the file, `first`, and the
+// first and the last sample stand for the contents.
+//
+// ISO_ERR_IO if the file is missing or unreadable, also in iso_loader_next. ISO_ERR_FORMAT if it is
+// not an HDF5 file, truncated or damaged, for types and shapes that a data set cannot have, if the
+// data sets have different numbers of samples or fewer than asked for, and for a label outside [0,
+// classes), of samples that stay in the file when they are read. ISO_ERR_ARG for a name that the
+// file lacks; the message lists those that it has. ISO_ERR_UNSUPPORTED in a build without HDF5.
+//
+// The library calls HDF5 in one thread at a time. While loaders read, your program must not call
+// HDF5 itself, unless HDF5 was built to be thread-safe.
+iso_status iso_dataset_open_hdf5(const char *path, const iso_hdf5_config *config,
+                                 iso_dataset **out);
 
 iso_dataset *iso_dataset_retain(iso_dataset *dataset);
 void iso_dataset_destroy(iso_dataset **dataset);

@@ -44,12 +44,26 @@ typedef struct iso__shards {
     int64_t least, most; // samples of the smallest and of the largest shard
 } iso__shards;
 
+// A sample of a batch: its number in the data set, and its place in the batch.
+typedef struct iso__pick {
+    int64_t number, place;
+} iso__pick;
+
+// Reads samples that are in a file, many at a time. `user` is that of the data set.
+typedef struct iso__reader_ops {
+    // Writes tensor t of each pick to its place in arrays[t], [places, shape...]. The picks are in
+    // the order of their numbers. Checks labels. Threads may call it at the same time.
+    iso_status (*read)(void *user, const iso__pick *picks, int64_t n, void *const *arrays);
+    void (*close)(void *user); // with the last reference
+} iso__reader_ops;
+
 struct iso_dataset {
     int references;
     iso_dataset_info info;
     iso__shards shards;
-    iso__column *columns;   // [inputs + targets]
-    iso_sample_reader read; // NULL: all columns have arrays
+    iso__column *columns;          // [inputs + targets]
+    iso_sample_reader read;        // NULL: all columns have arrays
+    const iso__reader_ops *reader; // NULL: samples are read one by one; else read is set, too
     void *user;
     bool owned; // the data set owns the arrays
     // Of a view, else NULL: the data set that it keeps, and sample i is number indices[i] there.
@@ -69,6 +83,8 @@ iso_status iso__dataset_create_view(iso_dataset *of, int64_t *indices, int64_t c
 // The same for images [count][channels][height][width] with a label each.
 iso_status iso__image_set_create_take(uint8_t *images, int32_t *labels,
                                       const iso_dataset_info *info, iso_dataset **out);
+// Reads the images of an HDF5 file into memory: x_train and y_train, or x_test and y_test.
+iso_status iso__hdf5_read_images(const char *path, bool train, iso_dataset **out);
 // A checksum of the shapes and types of inputs and targets.
 uint64_t iso__dataset_kind(const iso_dataset *dataset);
 // Makes the data set a shard.
@@ -79,6 +95,10 @@ bool iso__dataset_has_images(const iso_dataset *dataset);
 // writes samples. Checks the labels that a callback writes.
 iso_status iso__dataset_read(const iso_dataset *dataset, int64_t i, void *const *room,
                              const void **at);
+// Reads n samples of a data set that has a reader, into arrays[t] in the order of `indices`. picks
+// has room for n.
+iso_status iso__dataset_read_batch(const iso_dataset *dataset, const int64_t *indices, int64_t n,
+                                   iso__pick *picks, void *const *arrays);
 // Tensor t of sample i of a data set in memory.
 const void *iso__dataset_place(const iso_dataset *dataset, int t, int64_t i);
 // Brings sample i into the cache if it is in arrays.

@@ -230,6 +230,7 @@ static iso_status fill_view(iso_dataset *self, const iso_dataset *of) {
     for (int64_t i = 0; i < self->info.count; i++)
         self->indices[i] = number_of(of, self->indices[i]);
     self->read = of->read;
+    self->reader = of->reader;
     self->user = of->user;
     if (!self->read) return look_through(self);
     uint64_t sum = sum_description(self, self->info.count, self->info.classes);
@@ -273,6 +274,7 @@ void iso_dataset_destroy(iso_dataset **dataset) {
     *dataset = NULL;
     if (--self->references > 0) return;
     for (int t = 0; self->owned && t < tensors_of(self); t++) iso__free(self->columns[t].array);
+    if (self->reader && !self->parent) self->reader->close(self->user);
     iso__free(self->columns);
     iso__free((void *)(uintptr_t)self->info.tensors);
     iso__free((void *)(uintptr_t)self->info.mean);

@@ -41,10 +41,14 @@ static void destroy_slot(const iso_loader *self, iso__slot *s) {
     iso__free(s->specs);
 }
 
-static iso_status create_slots(iso_loader *self) {
-    int64_t largest = 1; // no batch is larger than the first, where there is one
+int64_t iso__loader_largest(const iso_loader *self) {
     const int64_t *indices;
-    if (iso_loader_batches(self) > 0) largest = iso_sampler_batch(self->sampler, 0, &indices);
+    if (iso_loader_batches(self) == 0) return 1;
+    return iso_sampler_batch(self->sampler, 0, &indices);
+}
+
+static iso_status create_slots(iso_loader *self) {
+    int64_t largest = iso__loader_largest(self);
     void *memory;
     ISO_TRY(iso__alloc_zero((size_t)self->slot_count * sizeof(iso__slot), &memory));
     self->slots = memory;

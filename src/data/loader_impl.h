@@ -26,7 +26,9 @@ typedef struct iso__worker {
     void **to;         // its place for the sample
     void **room;       // where a callback writes the sample
     const void **from; // where the sample is
-    void *first;       // room for a first input that a callback writes before it is normalised
+    void *first;       // room for a first input that a callback writes before it is normalised; for
+                       // a reader, for those of a batch
+    iso__pick *picks;  // room for a reader: one for each sample of a batch
 } iso__worker;
 
 struct iso_loader {
@@ -67,6 +69,9 @@ struct iso_loader {
 iso_tensor_spec iso__loader_spec(const iso_loader *loader, int t);
 // The tensor that holds labels; -1: none.
 int iso__loader_labels(const iso_loader *loader);
+
+// The samples of the largest batch: none is larger than the first, where there is one.
+int64_t iso__loader_largest(const iso_loader *loader);
 
 // Allocates what the preparation of a sample needs, and frees it.
 iso_status iso__worker_init(iso_loader *loader, iso__worker *out);

@@ -27,14 +27,31 @@ iso_status iso__worker_init(iso_loader *loader, iso__worker *out) {
     out->to = (void **)memory + count;
     out->room = out->to + count;
     out->from = (const void **)out->room + count;
+    size_t samples = 1;
+    if (loader->dataset->reader) {
+        samples = (size_t)iso__loader_largest(loader);
+        ISO_TRY(iso__alloc(samples * sizeof(iso__pick), &memory));
+        out->picks = memory;
+    }
     if (loader->dataset->read && loader->transform.on)
-        ISO_TRY(iso__alloc(loader->dataset->columns[0].bytes, &out->first));
+        ISO_TRY(iso__alloc(samples * loader->dataset->columns[0].bytes, &out->first));
     return ISO_OK;
 }
 
 void iso__worker_free(iso__worker *self) {
     iso__free(self->batch);
     iso__free(self->first);
+    iso__free(self->picks);
+}
+
+// Sets `from`, of sample i of the batch.
+static iso_status find_sample(iso__worker *self, int64_t i, int64_t index) {
+    const iso_dataset *dataset = self->loader->dataset;
+    if (!dataset->reader) return iso__dataset_read(dataset, index, self->room, self->from);
+    for (int t = 0; t < self->loader->tensors; t++) self->from[t] = self->to[t];
+    if (self->first)
+        self->from[0] = (const char *)self->first + (size_t)i * dataset->columns[0].bytes;
+    return ISO_OK;
 }
 
 static iso_status fill_sample(iso__worker *self, int64_t i, int64_t index) {
@@ -43,7 +60,7 @@ static iso_status fill_sample(iso__worker *self, int64_t i, int64_t index) {
         self->to[t] = self->batch[t] + (size_t)i * loader->bytes[t];
         self->room[t] = t == 0 && self->first ? self->first : self->to[t];
     }
-    ISO_TRY(iso__dataset_read(loader->dataset, index, self->room, self->from));
+    ISO_TRY(find_sample(self, i, index));
     for (int t = 0; t < loader->tensors; t++)
         if (t == 0 && loader->transform.on)
             iso__transform_sample(&loader->transform, index, self->from[0], self->to[0]);
@@ -56,8 +73,18 @@ static iso_status fill_sample(iso__worker *self, int64_t i, int64_t index) {
     return ISO_OK;
 }
 
+// A reader reads all samples of the batch before they are changed one by one.
+static iso_status read_samples(iso__worker *self, int64_t n, const int64_t *indices) {
+    const iso_loader *loader = self->loader;
+    if (!loader->dataset->reader || n == 0) return ISO_OK;
+    for (int t = 0; t < loader->tensors; t++)
+        self->room[t] = t == 0 && self->first ? self->first : self->batch[t];
+    return iso__dataset_read_batch(loader->dataset, indices, n, self->picks, self->room);
+}
+
 // Samples in random order are all cache misses, which cost more than the work on them.
 static iso_status fill_samples(iso__worker *self, int64_t n, const int64_t *indices) {
+    ISO_TRY(read_samples(self, n, indices));
     for (int64_t i = 0; i < n; i++) {
         if (i + AHEAD < n) iso__dataset_fetch_ahead(self->loader->dataset, indices[i + AHEAD]);
         ISO_TRY(fill_sample(self, i, indices[i]));
