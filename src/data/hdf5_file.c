@@ -148,23 +148,32 @@ static iso_status open_handle(const iso__hdf5 *file, iso__hdf5_set *set) {
                     list);
 }
 
-// HDF5 decompresses a chunk for each read, unless it fits into the cache of its data set. Reopens
-// a data set of long chunks with a larger one.
-static void fit_cache(hid_t file, iso__hdf5_set *set) {
+// Bytes of a chunk; 0: there are none.
+static double measure_chunk(const iso__hdf5_set *set) {
     hsize_t dims[H5S_MAX_RANK];
     hid_t made = H5Dget_create_plist((hid_t)set->handle);
     int rank = H5Pget_layout(made) == H5D_CHUNKED ? H5Pget_chunk(made, H5S_MAX_RANK, dims) : 0;
-    double bytes = (double)iso_dtype_size(set->spec.dtype);
+    double bytes = rank > 0 ? (double)iso_dtype_size(set->spec.dtype) : 0;
     for (int d = 0; d < rank; d++) bytes *= (double)dims[d];
     H5Pclose(made);
-    if (rank == 0 || bytes * 2 <= (double)least_cache || bytes > (double)most_cache) return;
-    hid_t access = H5Dget_access_plist((hid_t)set->handle), again = -1;
-    if (H5Pset_chunk_cache(access, H5D_CHUNK_CACHE_NSLOTS_DEFAULT, most_cache, 0.75) >= 0)
-        again = H5Dopen2(file, set->name, access);
-    H5Pclose(access);
-    if (again < 0) return;
+    return bytes;
+}
+
+// HDF5 decompresses a chunk for each read, unless it fits into the cache of its data set. Opens a
+// data set of long chunks again, with a larger one: all handles of a data set share the cache that
+// it was opened with.
+static iso_status fit_cache(const iso__hdf5 *file, iso__hdf5_set *set) {
+    double bytes = measure_chunk(set);
+    if (bytes * 2 <= (double)least_cache || bytes > (double)most_cache) return ISO_OK;
+    hid_t access = H5Dget_access_plist((hid_t)set->handle);
+    H5Pset_chunk_cache(access, H5D_CHUNK_CACHE_NSLOTS_DEFAULT, most_cache,
+                       H5D_CHUNK_CACHE_W0_DEFAULT);
     H5Dclose((hid_t)set->handle);
-    set->handle = again;
+    set->handle = H5Dopen2((hid_t)file->handle, set->name, access);
+    H5Pclose(access);
+    ISO_CHECK(set->handle >= 0, ISO_ERR_IO, "data set \"%s\" of %s cannot be opened again",
+              set->name, file->path);
+    return ISO_OK;
 }
 
 static iso_status open_set(iso__hdf5 *file, const char *name, iso__hdf5_set *set) {
@@ -172,8 +181,7 @@ static iso_status open_set(iso__hdf5 *file, const char *name, iso__hdf5_set *set
     ISO_TRY(open_handle(file, set));
     ISO_TRY(take_type(file, set));
     ISO_TRY(take_shape(file, set));
-    fit_cache((hid_t)file->handle, set);
-    return ISO_OK;
+    return fit_cache(file, set);
 }
 
 static iso_status open_sets(iso__hdf5 *file, const char *const *names) {

@@ -6,6 +6,7 @@
 #include "common/balance.h"
 #include "common/hdf5_writer.h"
 #include "common/scratch.h"
+#include "data/hdf5_file.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -232,6 +233,26 @@ Test(hdf5_damage, labels_outside_the_classes_are_refused) {
     names[1] = "x";
     refuse(path, &config, ISO_ERR_FORMAT, "holds floats, but labels are integers");
     names[1] = "y";
+}
+
+// A chunk that the cache has no room for would be decompressed for each of its samples.
+Test(hdf5_damage, long_chunks_get_a_larger_cache) {
+    enum { PIXELS = 1 << 18, CHUNK = 8 };
+    static uint8_t images[CHUNK][PIXELS];
+    const hdf5_part part = {"x", {ISO_U8, 1, {PIXELS}}, CHUNK, images};
+    const int64_t chunks[] = {1, CHUNK};
+    for (int i = 0; i < 2; i++) {
+        iso__hdf5 *file;
+        size_t slots, bytes;
+        double rule;
+        cr_assert_eq(iso__hdf5_open(hdf5_write("set.h5", &part, 1, chunks[i]), names, 1, &file),
+                     ISO_OK);
+        hid_t access = H5Dget_access_plist((hid_t)file->sets[0].handle);
+        H5Pget_chunk_cache(access, &slots, &bytes, &rule);
+        H5Pclose(access);
+        cr_assert(i == 0 ? bytes == 1 << 20 : bytes >= sizeof(images));
+        iso__hdf5_close(&file);
+    }
 }
 
 // A program that wants HDF5 to print its errors still gets them.
