@@ -25,6 +25,7 @@
 #include <isotherm/reducer.h>
 #include <isotherm/resume.h>
 #include <isotherm/schedule.h>
+#include <isotherm/shuffle.h>
 #include <isotherm/state_dict.h>
 #include <isotherm/status.h>
 #include <isotherm/stop.h>

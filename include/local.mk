@@ -27,6 +27,7 @@ pkginclude_HEADERS += include/isotherm/reducer.h
 pkginclude_HEADERS += include/isotherm/reducer.hpp
 pkginclude_HEADERS += include/isotherm/resume.h
 pkginclude_HEADERS += include/isotherm/schedule.h
+pkginclude_HEADERS += include/isotherm/shuffle.h
 pkginclude_HEADERS += include/isotherm/state_dict.h
 pkginclude_HEADERS += include/isotherm/status.h
 pkginclude_HEADERS += include/isotherm/stop.h

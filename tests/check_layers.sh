@@ -68,7 +68,7 @@ awk -F: '
         row["exchange"] = 4; row["parallel"] = 5; row["optim"] = 6
         count = split("status base trace base device device tensor tensor nn nn comm comm " \
             "data data checkpoint io metrics io reducer parallel parallel parallel " \
-            "optim optim daso optim topology comm resume optim schedule optim plateau optim state_dict optim clip parallel sync_batchnorm parallel strategy optim comm_hook exchange join parallel", list, " ")
+            "optim optim daso optim topology comm resume optim schedule optim plateau optim state_dict optim clip parallel sync_batchnorm parallel strategy optim comm_hook exchange join parallel shuffle parallel", list, " ")
         for (i = 1; i < count; i += 2)
             public_module[list[i]] = list[i + 1]
     }

@@ -125,7 +125,7 @@ iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what
 // buffers, and statistics of synchronised batch norms, in the element type in which they travel,
 // with padding. They exclude message headers, small agreements (verdicts, counts, plans),
 // everything before the first step, evaluation (its mean of parameters, its synchronisation of
-// buffers), and exchanges that only measure time.
+// buffers), samples (iso_shuffle), and exchanges that only measure time.
 //
 // An all-reduce of n bytes over P ranks counts 2 (P - 1) n bytes in all. MPI decides which rank
 // sends how much, so each rank counts a share, and only the sum over all ranks is meaningful. If

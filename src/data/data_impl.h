@@ -65,7 +65,8 @@ struct iso_dataset {
     iso_sample_reader read;        // NULL: all columns have arrays
     const iso__reader_ops *reader; // NULL: samples are read one by one; else read is set, too
     void *user;
-    bool owned; // the data set owns the arrays
+    int readers; // threads of loaders that are within an epoch
+    bool owned;  // the data set owns the arrays
     // Of a view, else NULL: the data set that it keeps, and sample i is number indices[i] there.
     iso_dataset *parent;
     int64_t *indices;

@@ -213,6 +213,7 @@ iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
     int64_t k = self->next, ready = k + 1;
     ISO_TRY(give_back(self));
     if (k >= iso_sampler_batches(self->sampler)) {
+        iso__loader_end_threads(self); // they have prepared all batches
         *out = (iso_batch){.index = k};
         return ISO_PENDING;
     }

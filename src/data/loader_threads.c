@@ -61,7 +61,7 @@ static int create_threads(iso_loader *self, int64_t count) {
     while (self->running < count && error == 0) {
         iso__worker *worker = &self->workers[self->running];
         error = pthread_create(&worker->thread, NULL, run_epoch, worker);
-        if (error == 0) self->running++;
+        if (error == 0) self->running++, self->dataset->readers++;
     }
     return error;
 }
@@ -88,7 +88,7 @@ void iso__loader_end_threads(iso_loader *self) {
     self->stop = true;
     pthread_cond_broadcast(&self->room);
     pthread_mutex_unlock(&self->lock);
-    for (; self->running > 0; self->running--)
+    for (; self->running > 0; self->running--, self->dataset->readers--)
         pthread_join(self->workers[self->running - 1].thread, NULL);
 }
 

@@ -9,6 +9,7 @@ libiso_core_la_SOURCES += \
     src/parallel/data_parallel_impl.h \
     src/parallel/data_parallel_order.c \
     src/parallel/dataset_shard.c \
+    src/parallel/dataset_shuffle.c \
     src/parallel/evaluate.c \
     src/parallel/gradients.c \
     src/parallel/gradients.h \

@@ -224,6 +224,8 @@ MPI_TESTS += tests/mpi/zero_faults.mpi
 tests_mpi_zero_faults_mpi_SOURCES = tests/mpi/test_zero_faults.c
 MPI_TESTS += tests/mpi/shards.mpi
 tests_mpi_shards_mpi_SOURCES = tests/mpi/test_shards.c
+MPI_TESTS += tests/mpi/shuffle.mpi
+tests_mpi_shuffle_mpi_SOURCES = tests/mpi/test_shuffle.c
 MPI_TESTS += tests/mpi/resume_data.mpi
 tests_mpi_resume_data_mpi_SOURCES = tests/mpi/test_resume_data.c
 
