@@ -116,6 +116,7 @@ typedef struct periodic_kind {
     bool local;
     const iso_outer *outer; // NULL: none, unless a setting names one
     bool overlaps;          // the wait is the period
+    bool gossip;
 } periodic_kind;
 #define KIND(table, TABLE)                                                                         \
     .setting = iso__##table##_setting, .setting_count = ISO__##TABLE##_SETTINGS
@@ -130,6 +131,7 @@ static periodic_kind streaming_kind = {KIND(streaming, STREAMING), .local = true
                                        .outer = &iso_outer_nesterov};
 static periodic_kind overlap_kind = {KIND(overlap, OVERLAP), .local = true,
                                      .outer = &iso_outer_pull, .overlaps = true};
+static periodic_kind gossip_kind = {KIND(gossip, GOSSIP), .local = true, .gossip = true};
 
 // A period of -1 is automatic, and the statistics say so; warm-up steps of -1 go by the share.
 // *outer is memory for the outer optimizer of the config.
@@ -138,6 +140,7 @@ static iso_status read_config(const iso_strategy_context *context, const periodi
     iso_daso_config config = ISO_DASO_DEFAULT;
     *outer = kind->outer ? *kind->outer : (iso_outer){0};
     if (kind->local) config = iso_post_local_sgd_config(0, -1, ISO_DASO_AUTO_SKIP);
+    config.gossip = kind->gossip;
     config.total_steps = context->total_steps;
     config.changed = context->changed;
     config.changed_user = context->changed_user;
@@ -386,6 +389,9 @@ const iso_strategy iso__builtin_strategy[] = {
     {.name = "overlap-localsgd",
      .text = "parameters, every --period steps, without waiting; the mean pulls the ranks together",
      OF_DASO(overlap, OVERLAP)},
+    {.name = "gossip",
+     .text = "parameters, with one other rank every --period steps, awaited --wait steps later",
+     OF_DASO(gossip, GOSSIP)},
 };
 const int iso__builtin_strategy_count =
     sizeof(iso__builtin_strategy) / sizeof(iso__builtin_strategy[0]);

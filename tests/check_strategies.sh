@@ -79,6 +79,7 @@ learns --sync daso
 learns --sync daso-heat
 learns --sync localsgd
 learns --sync postlocal
+learns --sync gossip
 # What travels in few bits between two nodes costs less than a point.
 ISO_RANKS_PER_NODE=1
 export ISO_RANKS_PER_NODE

@@ -42,6 +42,8 @@ static const source sources[] = {
      "Local SGD in which each rank is pulled to an anchor, the mean of all ranks a period earlier, "
      "without waiting.",
      "Wang et al., Overlap Local-SGD, ICASSP 2020 (arXiv 2002.09539)"},
+    {"sync", "gossip", "Local SGD in which a rank averages with one other rank at a time.",
+     "Assran et al., Stochastic Gradient Push, ICML 2019 (arXiv 1811.10792)"},
     {"merge", "progress", "The mean of what was sent, plus the progress made since.",
      "CoCoD-SGD: Shen et al., 2019 (arXiv 1906.12043)"},
     {"merge", "heat", "A weighted mean of the current parameters and those that were sent.", DASO},

@@ -300,6 +300,20 @@ typedef struct iso_daso_config {
     // local_skip 1, a given global_skip, batches_to_wait of at least 0, and no levels.
     int fragments;
     iso_fragment_order fragment_order;
+    // Instead of the mean over all ranks, each rank takes that of its parameters and those of one
+    // other rank: Stochastic Gradient Push (SGP: Assran et al., ICML 2019). In exchange k of P
+    // ranks, from 0, it sends to rank + d modulo P and receives from rank - d, with d = 2^(k mod
+    // ceil(log2 P)). Every P is allowed. The mixing matrix is doubly stochastic, so the push-sum
+    // weights of SGP stay 1 and do not travel, and the sum over ranks changes by rounding only. If
+    // P is a power of two, log2(P) exchanges without updates between them leave the mean of all
+    // ranks. With 2 ranks the bits are those of local SGD. Ranks have different parameters until
+    // the end of the cycling phase, which sets them to the mean over all ranks; evaluation and
+    // iso_daso_finish use that mean, too. `divergence` of the statistics is the distance to the
+    // mean of the two. After each exchange a reduction of a few numbers over all ranks still tells
+    // whether a rank failed. Requires what iso_gossip_config sets, except for total_steps, phases,
+    // global_skip and batches_to_wait: ISO_SCOPE_RANK, ISO_WIRE_F32, ISO_MERGE_PROGRESS,
+    // ISO_STATE_SYNC_KEEP, ISO_POLICY_FIXED, and neither outer nor levels nor fragments.
+    bool gossip;
     // Called on every rank after each change; NULL: not called.
     void (*changed)(const iso_daso_change *change, void *user);
     void *changed_user;
@@ -351,6 +365,10 @@ iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_st
 // count is 1 to ISO_DASO_LEVELS.
 iso_daso_config iso_hierarchical_sgd_config(int64_t total_steps, int64_t warmup_steps,
                                             const iso_daso_level *levels, int count);
+// Gossip: ranks train alone; every `period` steps (SGP: 1) each one takes the mean of its
+// parameters and those of one other rank, and waits for it. With batches_to_wait > 0 it merges them
+// later.
+iso_daso_config iso_gossip_config(int64_t total_steps, int64_t period);
 // Parses "4:2,8:4,16:8" (PERIOD:RANKS, separated by ',' or '+') into level, level_count and
 // global_skip of config. ISO_ERR_ARG for another text.
 iso_status iso_daso_levels_parse(const char *text, iso_daso_config *config);

@@ -17,8 +17,8 @@
 //
 // Built in: blocking, lazy and explicit (iso_sync in isotherm/reducer.h); daso, daso-heat, localsgd
 // and postlocal (isotherm/daso.h); slowmo, diloco, streaming-diloco and overlap-localsgd, which are
-// daso with an outer optimizer (isotherm/outer.h). The settings that a strategy publishes become
-// options of iso-train, also those of strategies that a plugin registers.
+// daso with an outer optimizer (isotherm/outer.h); gossip (isotherm/daso.h). The settings that a
+// strategy publishes become options of iso-train, also those of strategies that a plugin registers.
 #ifndef ISOTHERM_STRATEGY_H
 #define ISOTHERM_STRATEGY_H
 

@@ -343,7 +343,8 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
     iso__periodic_config engine = {
         .topology = {.unit = config->unit, .use_mpi_groups = true},
         .wire = {.wire = iso__wire_codec(config->wire, config->topk_ratio),
-                 .differences = config->wire != ISO_WIRE_F32},
+                 .differences = config->wire != ISO_WIRE_F32,
+                 .gossip = config->gossip},
         .full = {.wire = &iso__codec_f32},
         .merge = config->merge,
         .outer = config->outer,

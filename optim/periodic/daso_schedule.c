@@ -40,6 +40,12 @@ iso_daso_config iso_hierarchical_sgd_config(int64_t total_steps, int64_t warmup_
     return config;
 }
 
+iso_daso_config iso_gossip_config(int64_t total_steps, int64_t period) {
+    iso_daso_config config = iso_local_sgd_config(total_steps, period);
+    config.gossip = true;
+    return config;
+}
+
 iso_status iso__daso_at_least(const char *option, int64_t value, int64_t least) {
     ISO_CHECK(value >= least, ISO_ERR_ARG, "daso: %s is %lld, it must be %lld or more", option,
               (long long)value, (long long)least);
@@ -81,6 +87,18 @@ static iso_status check_outer(const iso_daso_config *c) {
     ISO_CHECK(c->level_count == 0, ISO_ERR_ARG,
               "daso: levels average groups of ranks, and an outer optimizer needs the mean of all "
               "ranks: use one of them");
+    return ISO_OK;
+}
+
+static iso_status check_gossip(const iso_daso_config *c) {
+    bool alone = c->unit == ISO_SCOPE_RANK && c->wire == ISO_WIRE_F32;
+    bool plain = c->merge == ISO_MERGE_PROGRESS && c->state == ISO_STATE_SYNC_KEEP &&
+                 c->policy == ISO_POLICY_FIXED;
+    bool single = !c->outer && c->level_count == 0 && c->fragments <= 1;
+    ISO_CHECK(!c->gossip || (alone && plain && single), ISO_ERR_ARG,
+              "daso: gossip needs unit ISO_SCOPE_RANK, ISO_WIRE_F32, ISO_MERGE_PROGRESS, "
+              "ISO_STATE_SYNC_KEEP and ISO_POLICY_FIXED, as iso_gossip_config sets them, and "
+              "neither outer nor levels nor fragments");
     return ISO_OK;
 }
 
@@ -126,6 +144,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(check_policy(c));
     ISO_TRY(check_outer(c));
     ISO_TRY(iso__daso_fragments_check(c));
+    ISO_TRY(check_gossip(c));
     return iso__daso_rhythm_check(c, &fields);
 }
 

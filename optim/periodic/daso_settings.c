@@ -199,6 +199,13 @@ const iso_setting iso__streaming_setting[] = {{PERIOD},
                                               {OUTER_LR, .initial = "0.7"},
                                               {OUTER_MOMENTUM, .initial = "0.9"},
                                               {MIX, .initial = "0.5"}};
+const iso_setting iso__gossip_setting[] = {{"period", INTEGER, FIELD(global_skip), COUNT_FROM(1),
+                                            .initial = "1",
+                                            .meaning = "steps between exchanges of parameters"},
+                                           {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0),
+                                            .initial = "0", .meaning = "steps from send to merge"},
+                                           {WARMUP, .initial = "0"},
+                                           {WARMUP_STEPS}};
 const iso_setting iso__overlap_setting[] = {{PERIOD},
                                             {WARMUP, .initial = "0"},
                                             {WARMUP_STEPS},
@@ -245,6 +252,7 @@ COUNTS(iso__slowmo_setting, ISO__SLOWMO_SETTINGS);
 COUNTS(iso__diloco_setting, ISO__DILOCO_SETTINGS);
 COUNTS(iso__streaming_setting, ISO__STREAMING_SETTINGS);
 COUNTS(iso__overlap_setting, ISO__OVERLAP_SETTINGS);
+COUNTS(iso__gossip_setting, ISO__GOSSIP_SETTINGS);
 
 static daso_values values_of_daso(const iso_daso_config *config) {
     return (daso_values){.config = *config,
@@ -300,6 +308,7 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
     if (config->replay)
         used += snprintf(text + used, room - (size_t)used, "replay: %lld changes, %016llx\n",
                          (long long)config->replay_count, (unsigned long long)hash_changes(config));
+    if (config->gossip) used += snprintf(text + used, room - (size_t)used, "gossip: yes\n");
     if (config->outer) used += iso__outer_write(config->outer, text + used, room - (size_t)used);
     if (config->level_count > 0) {
         char levels[ISO__DASO_LEVELS_ROOM];

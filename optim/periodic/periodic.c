@@ -41,6 +41,7 @@ static iso_status start_exchange(iso__periodic *p, iso__periodic_exchange *x, is
                                     [ISO__DIVERGENCE] = p->own_divergence};
     p->step_ms_sum = 0;
     p->step_ms_count = 0;
+    iso__average_set_turn(average_of(p, x), x->merges);
     ISO_TRY(iso__average_start(average_of(p, x), p->sent + x->offset, group, metrics));
     x->pending = true;
     x->held = false;
@@ -186,6 +187,7 @@ static iso_status merge_mean(iso__periodic *p, iso__periodic_exchange *x, const 
                              const float *mean) {
     if (p->config.outer) return merge_outer(p, x, action->age, mean);
     double distance = 0, norm = 0, ignored = 0;
+    x->merges++;
     iso__merge_args args = {.nodes = layout_of(p, x)->nodes, .age = action->weight};
     if (p->config.merge == ISO_MERGE_PROGRESS) args.age = action->age;
     iso__flat_cursor next = iso__flat_begin(x->size);
@@ -247,18 +249,20 @@ static iso_status replace_by_mean(iso__periodic *p, iso__periodic_exchange *sent
                                   const float *mean) {
     if (!sent) return iso__periodic_put(p, 0, last, mean);
     if (p->config.outer) return merge_outer(p, sent, 0, mean);
+    sent->merges++;
     ISO_TRY(iso__periodic_put(p, sent->first, sent->last, mean));
     measure_divergence(p, sent, mean);
     return ISO_OK;
 }
 
 // Of a group that takes its turn the other ranks of a node know nothing yet, and of a lower level
-// other groups have another mean.
+// other groups have another mean. With gossip, every rank has a mean of its own.
 static bool equal_after(const iso__periodic *p, const iso__periodic_exchange *sent,
                         const iso__action *action) {
     bool turn = action->group != ISO__ALL_GROUPS && p->layout->largest > 1;
     bool all = sent->level == p->config.lower_count && p->exchange_count == 1;
-    return !turn && all && (!p->config.outer || iso__outer_equalises(p->config.outer));
+    return !turn && all && !p->config.wire.gossip &&
+           (!p->config.outer || iso__outer_equalises(p->config.outer));
 }
 
 static iso_status average_fully(iso__periodic *p, const iso__action *action,

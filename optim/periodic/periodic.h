@@ -63,7 +63,7 @@ typedef struct iso__periodic_exchange {
     iso__payload payload, queued_payload;
     int queued_group;
     int level, queued_level;       // of the pending exchange, and of the queued one
-    int64_t merges;                // by the outer optimizer
+    int64_t merges;                // so far: for the outer optimizer, and the turn of gossip
     int64_t saved[5], saved_level; // for saved state
 } iso__periodic_exchange;
 

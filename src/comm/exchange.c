@@ -65,6 +65,19 @@ static int post_bcast(iso_request *request, int count, MPI_Comm mpi, MPI_Request
     return MPI_Ibcast(request->next, count * (int)UNIT, MPI_BYTE, request->root, mpi, out);
 }
 
+// A message of `count` elements to or from rank request->root. A type for all of it, because MPI
+// counts in int.
+static int post_message(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
+    MPI_Datatype type;
+    int rc = MPI_Type_contiguous((int)UNIT, MPI_BYTE, &type);
+    if (rc == MPI_SUCCESS) rc = MPI_Type_commit(&type);
+    if (rc != MPI_SUCCESS) return rc;
+    rc = request->send ? MPI_Isend(request->send, count, type, request->root, 0, mpi, out)
+                       : MPI_Irecv(request->next, count, type, request->root, 0, mpi, out);
+    MPI_Type_free(&type); // MPI keeps it until the operation is complete
+    return rc;
+}
+
 static int post_largest(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     return MPI_Iallreduce(MPI_IN_PLACE, request->next, count, MPI_DOUBLE, MPI_MAX, mpi, out);
 }
@@ -129,6 +142,26 @@ iso_status iso__comm_ibcast(iso_comm *comm, void *data, size_t bytes, int root, 
     iso_request what = {
         .call = post_bcast, .next = data, .left = bytes / UNIT, .unit = UNIT, .root = root};
     return start_exchange(comm, &what, bytes, name, out);
+}
+
+// Not in chunks: they would wait in one queue, and those that send would wait there for those that
+// receive.
+iso_status iso__comm_ishift(iso_comm *comm, const void *send, void *recv, size_t bytes,
+                            int distance, const char *name, iso_request **sent,
+                            iso_request **received) {
+    int size = comm->size, step = distance % size;
+    iso_request what = {.call = post_message,
+                        .next = recv,
+                        .left = bytes / UNIT,
+                        .unit = UNIT,
+                        .root = (comm->rank - step + size) % size,
+                        .whole = true};
+    *sent = *received = NULL;
+    ISO_TRY(start_exchange(comm, &what, bytes, name, received));
+    what.send = send;
+    what.root = (comm->rank + step) % size;
+    ISO_TRY(start_exchange(comm, &what, bytes, name, sent));
+    return ISO_OK;
 }
 
 iso_status iso__comm_iallreduce_max(iso_comm *comm, double *data, int count, const char *name,

@@ -160,6 +160,12 @@ void iso__count_blocks(iso_traffic *to, const iso_comm *comm, size_t bytes) {
     to->bytes_between_nodes += (int64_t)bytes * comm->elsewhere;
 }
 
+void iso__count_message(iso_traffic *to, const iso_comm *comm, int rank, size_t bytes) {
+    bool here = !comm->node_of || comm->node_of[rank] == comm->node_of[comm->rank];
+    to->bytes_sent += rank == comm->rank ? 0 : (int64_t)bytes;
+    to->bytes_between_nodes += here ? 0 : (int64_t)bytes;
+}
+
 void iso__comm_count_sum(iso_comm *comm, size_t bytes) {
     iso__count_sum(&comm->traffic, comm, bytes);
 }

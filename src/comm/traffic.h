@@ -23,6 +23,8 @@ void iso__count_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 void iso__count_node_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // `bytes` from this rank to each other rank: all-to-all, all-gather, broadcast by this rank.
 void iso__count_blocks(iso_traffic *to, const iso_comm *comm, size_t bytes);
+// `bytes` from this rank to another rank of comm.
+void iso__count_message(iso_traffic *to, const iso_comm *comm, int rank, size_t bytes);
 
 // Layers without statistics of their own count their exchanges at their communicator.
 void iso__comm_count_sum(iso_comm *comm, size_t bytes);

@@ -92,6 +92,16 @@ static iso_status check_config(size_t count, const iso__average_config *config) 
               "round_sums and differences cannot be combined");
     ISO_CHECK(!config->round_sums || config->wire->mean_rounded, ISO_ERR_ARG,
               "round_sums needs an element type, which %s is not", config->wire->name);
+    ISO_CHECK(!config->gossip || (config->wire == &iso__codec_f32 && config->chunk == 0),
+              ISO_ERR_ARG, "gossip travels in f32, as a whole");
+    return ISO_OK;
+}
+
+// Gossip is between ranks. Its factor is 1 to the last bit.
+static iso_status choose_factor(iso__average *a) {
+    ISO_CHECK(!a->config.gossip || a->layout->largest == 1, ISO_ERR_ARG,
+              "gossip needs nodes of one rank each, and there are nodes of %d", a->layout->largest);
+    a->factor = a->config.gossip ? 1 : a->layout->weight * a->layout->nodes;
     return ISO_OK;
 }
 
@@ -109,7 +119,7 @@ iso_status iso__average_create(iso__routes *routes, size_t count, const iso__ave
     if (a->config.wire == &iso__codec_f32) a->config.differences = a->config.round_sums = false;
     a->count = a->size[ISO__AVERAGE_F32] = count;
     a->size[ISO__AVERAGE_F64] = config->f64;
-    a->factor = a->layout->weight * a->layout->nodes;
+    ISO_TRY_GOTO(choose_factor(a)); // the same on every rank
     // A rank that failed alone would leave the others waiting in the first exchange.
     ISO_TRY_GOTO(iso_comm_agree(iso__routes_comm(routes), allocate_all(a)));
     *out = a;
@@ -148,6 +158,8 @@ void iso__average_destroy(iso__average **pointer) {
 }
 
 // ---- What lasts -----------------------------------------------------------------------------------
+
+void iso__average_set_turn(iso__average *a, int64_t turn) { a->turn = turn; }
 
 void iso__average_get_stats(const iso__average *a, iso__average_stats *out) { *out = a->stats; }
 

@@ -19,6 +19,22 @@
 //
 // An array may have f64 elements behind its f32 elements. Codecs and differences are for f32 only:
 // f64 elements travel as they are. Both types take part in the same phases and the same verdict.
+//
+// Gossip (iso__average_config): instead of the mean of all nodes, a rank gets the mean of its array
+// and that of one other rank. SCATTER is then a message to a rank and one from a rank, and there
+// are no GATHER and no SPREAD. Exchange k goes to rank + d modulo P, with d = 2^(k mod R) and R =
+// ceil(log2 P): the directed one-peer exponential graph of Stochastic Gradient Push (Assran et al.,
+// ICML 2019). In matrices, x becomes W x with W = (I + S) / 2, where S moves every array by d
+// ranks.
+//   - Every row and every column of W has two elements of 1/2, or for P = 1 one of 1: W is doubly
+//     stochastic. Its columns sum to 1, so the sum over ranks stays the same. Its rows sum to 1, so
+//     push-sum weights, which begin as 1 and are mixed by the same W, stay 1: they are left out.
+//     Both hold for every P.
+//   - If P is a power of two, R exchanges in a row multiply (I + S^1) (I + S^2) (I + S^4)... / P =
+//     (I + S + S^2 + ... + S^(P - 1)) / P: every rank has the mean of all.
+//   - For another P the distance to the mean shrinks: (1 + w^d) / 2, with w a P-th root of unity
+//     other than 1, are the other eigenvalues, whose magnitudes are at most 1, and those of d = 1
+//     are below 1.
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
@@ -63,6 +79,8 @@ typedef struct iso__average_config {
     // a whole.
     size_t chunk;
     size_t f64; // f64 elements behind the f32 elements
+    // Gossip, see above. Every rank must be a node of its own. Requires f32, and chunk 0.
+    bool gossip;
 } iso__average_config;
 
 // Collective over the comm of routes, which are retained. All memory is allocated here. count: f32
@@ -84,6 +102,8 @@ iso_status iso__average_start(iso__average *average, const float *values, int gr
 // Local, never waits. Starts the next phase if the last one is complete. ISO_PENDING: finish()
 // would wait.
 iso_status iso__average_poll(iso__average *average);
+// Local. The number k of the next exchange of gossip, the same on every rank; begins with 0.
+void iso__average_set_turn(iso__average *average, int64_t turn);
 bool iso__average_busy(const iso__average *average); // between start and finish
 // Collective. Waits for the remaining phases. *mean (a flat array, valid until the next start) is
 // NULL on ranks outside the group. metrics: the maximum of each over all ranks. If any rank failed,

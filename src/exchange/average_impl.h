@@ -31,6 +31,7 @@ typedef struct iso__average_chunk {
     size_t block;        // elements of one node's share
     size_t offset;       // elements of its type that the buffers have before its blocks
     iso_request *request;
+    iso_request *sent; // of gossip; `request` is then what arrives
 } iso__average_chunk;
 
 typedef enum iso__average_phase {
@@ -75,6 +76,7 @@ struct iso__average {
     iso__average_phase phase;
     int at; // first request of the phase that is not complete
     int group;
+    int64_t turn;           // of gossip
     bool measuring;         // the exchange leaves reference and error feedback unchanged
     const iso__codec *wire; // of this exchange
     bool as_difference;     // likewise
@@ -94,6 +96,8 @@ struct iso__average {
 
 // ---- average_layout.c --------------------------------------------------------------------------------
 
+// The number of blocks of a chunk: one for each node; with gossip, one with all of it.
+size_t iso__average_blocks(const iso__average *a);
 size_t iso__average_chunks(const iso__average *a, size_t count); // of `count` elements
 // Lays out the chunks of a->carried, and sets a->room.
 void iso__average_lay_out(iso__average *a);

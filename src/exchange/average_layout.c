@@ -9,13 +9,17 @@ size_t iso__average_chunks(const iso__average *a, size_t count) {
     return chunk == 0 || count <= chunk ? count > 0 : (count + chunk - 1) / chunk;
 }
 
+size_t iso__average_blocks(const iso__average *a) {
+    return a->config.gossip ? 1 : (size_t)a->layout->nodes;
+}
+
 static size_t round_block(const iso__average *a, iso__average_type type, size_t count) {
     size_t group = type == ISO__AVERAGE_F32 ? a->config.wire->group : 1, unit = ISO__AVERAGE_UNIT;
     return iso__round_up(count, group > unit ? group : unit);
 }
 
 static void lay_out_type(iso__average *a, iso__average_type type) {
-    size_t offset = 0, nodes = (size_t)a->layout->nodes;
+    size_t offset = 0, blocks = iso__average_blocks(a);
     size_t first = a->carried[type].first, count = a->carried[type].count;
     int chunks = (int)iso__average_chunks(a, count);
     for (int i = 0; i < chunks; i++) {
@@ -23,8 +27,8 @@ static void lay_out_type(iso__average *a, iso__average_type type) {
         size_t later = (size_t)(chunks - 1 - i) * a->config.chunk;
         *c = (iso__average_chunk){
             .type = type, .first = first, .count = count - later, .offset = offset};
-        c->block = round_block(a, type, (c->count + nodes - 1) / nodes);
-        offset += c->block * nodes;
+        c->block = round_block(a, type, (c->count + blocks - 1) / blocks);
+        offset += c->block * blocks;
         first += c->count;
         count -= c->count;
     }

@@ -88,6 +88,26 @@ static bool all_finite(const iso__average *a, const iso__average_chunk *c, const
     return finite;
 }
 
+// ceil(log2 P) distances take turns.
+static int distance_of(const iso__average *a) {
+    int rounds = 1, nodes = a->layout->nodes;
+    while (rounds < 30 && 1 << rounds < nodes) rounds++;
+    return 1 << a->turn % rounds;
+}
+
+static void send_to_peer(iso__average *a, iso__average_chunk *c) {
+    iso_traffic sent = {0};
+    size_t bytes = chunk_bytes(a, c, c->block);
+    int distance = distance_of(a);
+    note_posted(a, iso__comm_ishift(a->leaders, block_of(a, a->send, c, 0),
+                                    block_of(a, a->recv, c, 0), bytes, distance,
+                                    "mean over nodes (gossip)", &c->sent, &c->request));
+    iso__count_message(&sent, a->leaders, (iso_comm_rank(a->leaders) + distance) % a->layout->nodes,
+                       bytes);
+    a->stats.bytes_sent += sent.bytes_sent;
+    a->stats.bytes_between_nodes += sent.bytes_between_nodes;
+}
+
 // Does not send values that are not finite, so that the error is reported by this rank and not by
 // ranks that sum them.
 static void send_chunk(iso__average *a, iso__average_chunk *c, const float *values) {
@@ -98,7 +118,11 @@ static void send_chunk(iso__average *a, iso__average_chunk *c, const float *valu
         note_failure(a, finite ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
         well = 0;
     }
-    memset(to + well, 0, block * (size_t)a->layout->nodes - well);
+    memset(to + well, 0, block * iso__average_blocks(a) - well);
+    if (a->config.gossip) {
+        send_to_peer(a, c);
+        return;
+    }
     note_posted(a, iso__comm_ialltoall(a->leaders, to, block_of(a, a->recv, c, 0), block,
                                        "mean over nodes (scatter)", &c->request));
     count_blocks(a, a->leaders, block);
@@ -117,6 +141,29 @@ static bool sum_chunk(iso__average *a, const iso__average_chunk *c, char *to) {
     return a->wire->mean(&shares, &feedback, to);
 }
 
+// What arrived is added to what was sent, which is no longer needed. The bits are those of a mean
+// over two nodes.
+static bool mix_values(bool f64, size_t count, void *own, const void *peer) {
+    float *x = own;
+    double *y = own;
+    bool finite = true;
+    for (size_t i = 0; !f64 && i < count; i++) {
+        x[i] = (x[i] + ((const float *)peer)[i]) / 2;
+        finite = finite && isfinite(x[i]);
+    }
+    for (size_t i = 0; f64 && i < count; i++) {
+        y[i] = (y[i] + ((const double *)peer)[i]) / 2;
+        finite = finite && isfinite(y[i]);
+    }
+    return finite;
+}
+
+static void mix_chunk(iso__average *a, const iso__average_chunk *c) {
+    if (!mix_values(c->type == ISO__AVERAGE_F64, c->block, block_of(a, a->send, c, 0),
+                    block_of(a, a->recv, c, 0)))
+        note_failure(a, ISO_CAUSE_RANGE);
+}
+
 static void send_share(iso__average *a, iso__average_chunk *c) {
     size_t bytes = chunk_bytes(a, c, c->block);
     char *to = block_of(a, a->send, c, a->layout->node_index);
@@ -131,9 +178,14 @@ static void send_share(iso__average *a, iso__average_chunk *c) {
 
 static iso_status finish_scatter(iso__average *a, bool wait) {
     for (; a->at < a->chunk_count; a->at++) {
-        iso_status status = settle_request(a, &a->chunk[a->at].request, wait);
+        iso__average_chunk *c = &a->chunk[a->at];
+        iso_status status = settle_request(a, &c->request, wait);
+        if (status == ISO_OK) status = settle_request(a, &c->sent, wait);
         if (status != ISO_OK) return status;
-        send_share(a, &a->chunk[a->at]);
+        if (a->config.gossip)
+            mix_chunk(a, c);
+        else
+            send_share(a, c);
     }
     return ISO_OK;
 }

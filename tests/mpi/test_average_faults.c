@@ -221,6 +221,34 @@ Test(np3_average_faults, a_late_rank_is_a_time_out_that_can_be_waited_out) {
     mean_case_close(&c);
 }
 
+// With gossip the ranks that wait for a message of the late one say so.
+Test(np2_average_faults, a_late_peer_is_a_time_out_that_can_be_waited_out) {
+    iso__average_config config = {.wire = &iso__codec_f32, .gossip = true};
+    static float peer[MOST_VALUES];
+    double metrics[ISO__METRICS] = {0};
+    const float *mean = NULL;
+    create_with_timeout(IMPATIENT, &config);
+    mean_case_values(&c, ISO__SHARDS, test_rank, 1, x);
+    mean_case_values(&c, ISO__SHARDS, 1 - test_rank, 1, peer);
+    if (test_rank == 1) wait_for_time_outs();
+    iso_status status = iso__average_start(c.average, x, ISO__SHARDS, metrics);
+    if (status >= 0) status = iso__average_finish(c.average, &mean, metrics);
+    bool told =
+        status == ISO_ERR_TIMEOUT && strstr(iso_last_error()->message, "mean over nodes (gossip)");
+    if (test_rank == 0) MPI_Send(NULL, 0, MPI_INT, 1, 77, MPI_COMM_WORLD);
+    for (int i = 0; status == ISO_ERR_TIMEOUT && i < 100; i++)
+        status = iso__average_finish(c.average, &mean, metrics);
+    iso_assert_ok(status);
+    iso_assert_all(test_rank == 1 || told);
+    bool right = true;
+    for (int i = 0; i < COUNT; i++) right = right && mean[i] == (x[i] + peer[i]) / 2;
+    iso_assert_all(right);
+    iso_assert_ok(iso__average_start(c.average, x, ISO__SHARDS, metrics));
+    iso__average_destroy(&c.average); // under way
+    cr_assert_null(c.average);
+    mean_case_close(&c);
+}
+
 Test(np4_average_faults, one_that_is_under_way_can_be_destroyed) {
     for (int k = 0; k < 24; k++) {
         double metrics[ISO__METRICS] = {0};
