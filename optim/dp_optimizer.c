@@ -92,6 +92,16 @@ static void destroy_dp(iso_optimizer *optimizer) {
     iso__free(self);
 }
 
+// An optimizer that was created from the data_parallel keeps the module inside it instead.
+static void leave_wrapper(iso__base_optimizer *core) {
+    iso_module *inside = iso_data_parallel_module(core->module);
+    core->tied = false;
+    if (!inside) return;
+    iso_module *wrapper = core->module;
+    core->module = iso_module_retain(inside);
+    iso_module_destroy(&wrapper);
+}
+
 static iso_optimizer *inner_of(iso_optimizer *optimizer) { return self_of(optimizer)->inner; }
 
 static const iso_optimizer_ops dp_optimizer_ops = {
@@ -106,6 +116,27 @@ static const iso_optimizer_ops dp_optimizer_ops = {
 iso_module *iso__dp_optimizer_module(const iso_optimizer *optimizer) {
     if (optimizer->ops != &dp_optimizer_ops) return NULL;
     return iso_container_of(optimizer, dp_optimizer, base)->module;
+}
+
+iso_status iso_dp_optimizer_release(iso_optimizer **tied, iso_optimizer **out) {
+    ISO_CHECK((*tied)->ops == &dp_optimizer_ops, ISO_ERR_ARG,
+              "a %s optimizer is not tied to a DataParallel: release the one that "
+              "iso_dp_optimizer_create_take made",
+              (*tied)->ops->name);
+    dp_optimizer *self = self_of(*tied);
+    ISO_CHECK(!iso__reducer_shares_updates(self->reducer), ISO_ERR_UNSUPPORTED,
+              "with ZeRO each rank has a share of the optimizer state: move it by a state dict");
+    ISO_CHECK(iso_data_parallel_module(self->module), ISO_ERR_ARG,
+              "the optimizer is tied to a reducer of arrays, not to a DataParallel");
+    ISO_CHECK(!iso__reducer_in_backward(self->reducer), ISO_ERR_STATE,
+              "an optimizer cannot be released inside a backward, whose gradients are on their "
+              "way: call it after iso_data_parallel_end_backward");
+    ISO_TRY(iso_data_parallel_finish(self->module));
+    *out = self->inner;
+    self->inner = NULL;
+    leave_wrapper(self->core);
+    iso_optimizer_destroy(tied);
+    return ISO_OK;
 }
 
 // An optimizer that was created before its module was wrapped lists the parameters in the order of

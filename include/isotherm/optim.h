@@ -112,6 +112,26 @@ iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, con
 // gradients is ISO_ERR_STATE.
 iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                         iso_optimizer **out);
+// Unties an optimizer: completes what is pending, destroys *tied (which becomes NULL) and hands its
+// inner optimizer to the caller, with its state. So training can move to another communicator
+// (PyTorch: _update_process_group), where module is the wrapped module:
+//
+//     iso_module_retain(module);
+//     iso_dp_optimizer_release(&optimizer, &inner);
+//     iso_module_destroy(&data_parallel);
+//     iso_data_parallel_create_take(module, new_comm, &config, &data_parallel);
+//     iso_dp_optimizer_create_take(inner, data_parallel, &optimizer);
+//
+// The last two calls are collective over the new communicator only. Parameters and buffers become
+// those of its rank 0; the optimizer state stays that of each rank, so ranks that come from
+// elsewhere load the state of another one first (isotherm/state_dict.h). Training then has the bits
+// of a run that begins on the new communicator with these parameters and this state. What a
+// communication hook remembers, statistics and pre-sync hooks begin anew; gradients are discarded.
+//
+// Collective over the old communicator. With nothing changed: ISO_ERR_STATE during a backward,
+// ISO_ERR_UNSUPPORTED with ZeRO, ISO_ERR_ARG for an optimizer that is not tied to a data_parallel
+// itself, such as a daso optimizer.
+iso_status iso_dp_optimizer_release(iso_optimizer **tied, iso_optimizer **out);
 
 // Makes a step: updates the parameters. For a tied optimizer it only freezes the hyperparameters,
 // and every rank must call it. ISO_ERR_ARG if a hyperparameter is now NaN, infinite or a value that
