@@ -22,6 +22,11 @@ nobase_dist_doc_DATA = \
     docs/studies/bytes-to-target.csv \
     docs/studies/bytes-to-target.md \
     docs/studies/bytes-to-target.sh \
+    docs/studies/exo-gym-copies.csv \
+    docs/studies/exo-gym.csv \
+    docs/studies/exo-gym.md \
+    docs/studies/exo-gym.py \
+    docs/studies/exo-gym.sh \
     docs/studies/outer-optimizers-comparisons.csv \
     docs/studies/outer-optimizers.csv \
     docs/studies/outer-optimizers.md \
