@@ -4,7 +4,7 @@
 # usage: measure_scale.sh TABLES PREDICTIONS [ROUNDS (3)], from the top of the build tree after "make bench"; needs root
 #        and a quiet machine with 2 cores for about 4 minutes a round. TABLES: the folder of tables.sh. PREDICTIONS:
 #        what predict_scale.sh has printed. Prints a line for each case: name, predicted and measured ms (median of the
-#        rounds), error.
+#        rounds), error. ROWS: a file that gets the time of each run.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -49,6 +49,7 @@ for round in $(seq "$rounds"); do
     done <"$work/cases"
     echo "round $round of $rounds is over" >&2
 done
+cp "$work/rows" "${ROWS:-/dev/null}"
 sort -k1,1 -k2,2g "$work/rows" | awk -v predictions="$predictions" '
     BEGIN {
         while ((getline line < predictions) > 0) {
