@@ -20,6 +20,10 @@ nobase_dist_doc_DATA = \
     docs/measurements/scale-2026-11-26.jsonl \
     docs/measurements/scale-predictions-2026-11-26.txt \
     docs/scale.md \
+    docs/studies/adaptive-period-slack.csv \
+    docs/studies/adaptive-period.csv \
+    docs/studies/adaptive-period.md \
+    docs/studies/adaptive-period.sh \
     docs/studies/bytes-to-target.csv \
     docs/studies/bytes-to-target.md \
     docs/studies/bytes-to-target.sh \
