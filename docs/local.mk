@@ -18,6 +18,7 @@ nobase_dist_doc_DATA = \
     docs/lazy-timeline.svg \
     docs/measurements/gpu-2026-11-23.jsonl \
     docs/measurements/scale-2026-11-26.jsonl \
+    docs/measurements/scale-measured-2026-11-26.txt \
     docs/measurements/scale-predictions-2026-11-26.txt \
     docs/scale.md \
     docs/studies/adaptive-period-slack.csv \
