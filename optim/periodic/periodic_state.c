@@ -146,7 +146,7 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
               "the state was asked for in evaluation mode, where parameters are the mean of all "
               "ranks: call iso_module_train(model, true) first");
     ISO_TRY(iso__periodic_hold(p));
-    ISO_TRY(iso__periodic_reserve_mean(p));
+    ISO_TRY(iso_comm_agree(p->comm, iso__periodic_reserve_mean(p)));
     fill_saved(p);
     state->moved = take_mean;
     state->moved_user = p;

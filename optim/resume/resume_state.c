@@ -2,6 +2,7 @@
 // Lists the state of a module and an optimizer from which a run continues with the same bits.
 #include "optim/resume/resume_impl.h"
 
+#include "comm/comm_calls.h"
 #include "nn/nn_impl.h"
 #include "optim/optim_impl.h"
 #include "parallel/parallel_impl.h"
@@ -42,7 +43,10 @@ static iso_status add_table(iso_state *self, iso_comm *comm) {
     if (comm) ISO_TRY(check_places(comm, self->places));
     int64_t shape[2] = {comm ? iso_comm_size(comm) : 1, self->places};
     size_t numbers = (size_t)(shape[0] * shape[1]);
-    ISO_TRY(iso__alloc_zero(numbers * sizeof(int64_t), &memory));
+    if (comm)
+        ISO_TRY(iso__comm_alloc_zero(comm, numbers * sizeof(int64_t), &memory));
+    else
+        ISO_TRY(iso__alloc_zero(numbers * sizeof(int64_t), &memory));
     self->table = memory;
     self->row = comm ? iso_comm_rank(comm) : 0;
     int64_t *row = self->table + (int64_t)self->row * self->places;
@@ -54,6 +58,7 @@ static iso_status add_table(iso_state *self, iso_comm *comm) {
     iso_status status =
         iso__state_add(self, ISO_STATE_I64, 2, shape, self->table, "forward_counters");
     self->owner = owner;
+    if (comm) status = iso_comm_agree(comm, status);
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -135,6 +140,17 @@ static iso_status add_module(iso_state *self, iso_module *module) {
     return ISO_OK;
 }
 
+static iso_status add_optimizers(iso_state *self, iso_optimizer *optimizer) {
+    for (; optimizer; optimizer = inner_of(optimizer)) {
+        const iso_optimizer_ops *ops = optimizer->ops;
+        ISO_CHECK(ops->state || ops->inner, ISO_ERR_UNSUPPORTED,
+                  "the state of a %s optimizer cannot be saved: its table has no state function",
+                  ops->name);
+        if (ops->state) ISO_TRY(ops->state(optimizer, self));
+    }
+    return ISO_OK;
+}
+
 iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_state *state) {
     bool parallel = iso_data_parallel_reducer(module) != NULL;
     iso_comm *comm = parallel ? iso_data_parallel_comm(module) : NULL;
@@ -154,13 +170,9 @@ iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_
     if (comm) status = iso_comm_agree(comm, status);
     ISO_TRY(status);
     ISO_TRY(add_table(state, comm));
-    for (; optimizer; optimizer = inner_of(optimizer)) {
-        const iso_optimizer_ops *ops = optimizer->ops;
-        ISO_CHECK(ops->state || ops->inner, ISO_ERR_UNSUPPORTED,
-                  "the state of a %s optimizer cannot be saved: its table has no state function",
-                  ops->name);
-        if (ops->state) ISO_TRY(ops->state(optimizer, state));
-    }
+    status = add_optimizers(state, optimizer);
+    if (comm) status = iso_comm_agree(comm, status);
+    ISO_TRY(status);
     return ISO_OK;
 }
 

@@ -10,6 +10,7 @@
 #include "optim/periodic/periodic.h"
 
 #include <criterion/criterion.h>
+#include <isotherm/resume.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -215,6 +216,28 @@ Test(np2_daso_faults, reset_without_memory_fails_everywhere) {
     iso_assert_ok(trainer_train(&t, 4));
     survives_each(start_over, &t);
     iso_assert_all(daso_equal(&t));
+    daso_close(&t);
+}
+
+static iso_status list_state(trainer *t) {
+    iso_state *state;
+    int calls = calls_to_failure;
+    calls_to_failure = -1;
+    iso_status status = iso_state_create(&state);
+    calls_to_failure = calls;
+    if (status == ISO_OK) status = iso_training_state(t->model, t->optimizer, state);
+    iso_state_destroy(&state);
+    return status;
+}
+
+Test(np2_daso_faults, save_without_memory_fails_everywhere) {
+    trainer t;
+    daso_case c = daso_case_default(30);
+    c.ranks_per_node = 1;
+    c.daso.batches_to_wait = 0; // no mean was kept before
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 4));
+    survives_each(list_state, &t);
     daso_close(&t);
 }
 
