@@ -190,8 +190,11 @@ static iso_status check_length(const iso_strategy_context *context, const iso_da
               "run: lower them, or train longer",
               (long long)c->warmup_steps, (long long)c->cooldown_steps, (long long)c->total_steps,
               ISO_PLURAL(c->total_steps));
-    // What is sent first comes at the earliest after one step, or after a period of --wait steps.
+    // What is sent first comes at the earliest after one step, or after a period of --wait steps;
+    // an automatic period is longer.
     int64_t wait = c->batches_to_wait, first = c->global_skip > wait ? 1 : wait;
+    if (c->global_skip < 0 && c->policy == ISO_POLICY_FIXED)
+        first = iso__larger(ISO_DASO_AUTO_SKIP, iso__daso_skip_for(wait));
     ISO_CHECK(
         apart <= 0 || wait < 1 || wait <= apart - first, ISO_ERR_ARG,
         "--wait %lld is too long: no exchange would be merged in the %lld step%s between warm-up "

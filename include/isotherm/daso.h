@@ -165,7 +165,8 @@ typedef enum iso_policy {
     ISO_POLICY_PLATEAU,
     // In every round: a wait above 0 follows the measured duration of an exchange, plus a margin
     // of 3. The skip shrinks if the divergence exceeds max_divergence, but not below one and a half
-    // of the wait, and grows if the divergence is below half of max_divergence.
+    // of the wait (or max_global_skip), and grows if the divergence is below half of
+    // max_divergence.
     ISO_POLICY_ADAPTIVE,
     // Quadratic synchronisation rule (Gu et al., ICLR 2024): a round has max(global_skip,
     // (qsr_alpha / lr)^2) steps, rounded down, but at most max_global_skip. lr is the learning rate
@@ -249,8 +250,8 @@ typedef struct iso_daso_config {
     int64_t warmup_steps, cooldown_steps; // >= 0: used instead of the fractions
     // Batches between two sends. A value >= 1 is kept unless a policy changes it, which is logged.
     // -1: ISO_DASO_AUTO_SKIP, or one and a half of batches_to_wait if that is larger, so that the
-    // correction of a merge settles before the next send. With a policy or a measured wait at most
-    // max_global_skip.
+    // correction of a merge settles before the next send. What a policy or a measured wait raises
+    // it to is at most max_global_skip.
     int64_t global_skip;
     int64_t max_global_skip; // upper limit for policies and for measured values
     // Batches from a send to its merge, at most global_skip: the merge precedes the next send. 0: a

@@ -119,10 +119,11 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_p
 //     iso_module_retain(module);
 //     iso_dp_optimizer_release(&optimizer, &inner);
 //     iso_module_destroy(&data_parallel);
+//     iso_sync_batchnorm_convert(module, new_comm, NULL); // if it has any of these
 //     iso_data_parallel_create_take(module, new_comm, &config, &data_parallel);
 //     iso_dp_optimizer_create_take(inner, data_parallel, &optimizer);
 //
-// The last two calls are collective over the new communicator only. Parameters and buffers become
+// The last calls are collective over the new communicator only. Parameters and buffers become
 // those of its rank 0; the optimizer state stays that of each rank, so ranks that come from
 // elsewhere load the state of another one first (isotherm/state_dict.h). Training then has the bits
 // of a run that begins on the new communicator with these parameters and this state. What a

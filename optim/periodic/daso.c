@@ -124,6 +124,8 @@ static iso_status measure_wait(daso *self) {
     ISO_TRY(iso__periodic_measure(&self->engine, &exchange_ms, &step_ms));
     int64_t wait = change ? change->batches_to_wait : iso__daso_wait_for(exchange_ms, step_ms);
     iso__daso_schedule_measured(&self->schedule, wait);
+    // An earlier version had another rule for the skip.
+    if (change) self->schedule.global_skip = iso__larger(change->global_skip, wait);
     bool cut = self->schedule.batches_to_wait < wait;
     snprintf(self->reason, sizeof(self->reason),
              "an exchange was measured to take %.1f ms, a step %.1f ms%s", exchange_ms, step_ms,

@@ -17,6 +17,12 @@ static bool is_cycling(const iso_daso_config *config, int64_t step) {
     return step >= warmup && step < config->total_steps - cooldown;
 }
 
+// The shortest period for a wait: an automatic one leaves steps before the next send.
+static int64_t least_skip(const iso_daso_config *config, int64_t wait) {
+    int64_t spaced = iso__smaller(iso__daso_skip_for(wait), config->max_global_skip);
+    return iso__larger(iso__larger(wait, config->global_skip < 0 ? spaced : 0), 1);
+}
+
 static bool decide_by_plateau(iso__policy_state *s, const iso_daso_config *config,
                               const iso_daso_observation *observed, iso_daso_decision *out) {
     if (observed->kind != ISO_OBSERVED_EPOCH || !is_cycling(config, observed->step)) return false;
@@ -24,7 +30,7 @@ static bool decide_by_plateau(iso__policy_state *s, const iso_daso_config *confi
     iso_daso_decision before = *out;
     bool waits = config->batches_to_wait > 0; // neither blocking nor measured
     if (waits) out->batches_to_wait = iso__larger(out->batches_to_wait - 1, 1);
-    int64_t least = iso__larger(out->batches_to_wait, 1);
+    int64_t least = least_skip(config, out->batches_to_wait);
     out->global_skip = iso__larger(out->global_skip / SKIP_REDUCTION_FACTOR, least);
     out->local_skip = iso__larger(out->local_skip / SKIP_REDUCTION_FACTOR, 1);
     if (before.global_skip <= least) { // nothing left to halve
@@ -94,6 +100,7 @@ static void tell_reason(const iso__policy_state *s, const iso_daso_config *confi
     if (drift)
         used += (size_t)snprintf(reason + used, room - used, "%sdivergence %.3g of at most %.3g",
                                  times ? ", " : "", s->divergence, config->max_divergence);
+    if (used == 0) used += (size_t)snprintf(reason, room, "skip below 1.5 times the wait");
     snprintf(reason + used, room - used, ": wait %lld, skip %lld", (long long)out->batches_to_wait,
              (long long)out->global_skip);
 }
@@ -123,7 +130,7 @@ static bool decide_by_measure(iso__policy_state *s, const iso_daso_config *confi
 static bool change_skip(const iso_daso_config *config, double wanted, iso_daso_decision *out) {
     int64_t most = config->max_global_skip, before = out->global_skip;
     int64_t skip = wanted < (double)most ? (int64_t)wanted : most; // NaN: most
-    out->global_skip = iso__larger(iso__larger(skip, out->batches_to_wait), 1);
+    out->global_skip = iso__larger(skip, least_skip(config, out->batches_to_wait));
     return out->global_skip != before;
 }
 

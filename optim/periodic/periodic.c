@@ -93,10 +93,14 @@ iso_status iso__periodic_reserve_mean(iso__periodic *p) {
 static iso_status hold_mean(iso__periodic *p, iso__periodic_exchange *x) {
     if (!x->pending || x->held) return ISO_OK;
     const float *mean;
+    int64_t began = iso_now();
     // A rank that failed alone would leave the others waiting for the mean.
     ISO_TRY(iso_comm_agree(p->comm, iso__periodic_reserve_mean(p)));
-    p->last_step_ns = 0; // this wait is not part of a step
+    double agreed_ms = (double)(iso_now() - began) * 1e-6; // waited for the latest rank, too
+    p->last_step_ns = 0;                                   // this wait is not part of a step
     iso_status status = collect_mean(p, x, &mean);
+    p->last_wait_ms += agreed_ms;
+    p->stats.wait_ms += agreed_ms;
     x->dropped = status < 0;
     ISO_TRY(status);
     x->member = mean != NULL;

@@ -190,7 +190,7 @@ iso_scope iso__daso_schedule_scope(const iso__daso_schedule *s);
 // and batches_to_wait. A negative wait leaves the wait unchanged.
 void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *decision);
 // The same for a measured wait. A configured skip limits it; an automatic skip is raised to
-// iso__daso_skip_for(wait).
+// iso__daso_skip_for(wait), but at most to the largest skip.
 void iso__daso_schedule_measured(iso__daso_schedule *s, int64_t wait);
 // The wait for an exchange of exchange_ms and steps of step_ms. The phases of an exchange (SCATTER,
 // GATHER, SPREAD of average.h) start between steps, so each costs up to one more step; the verdict
@@ -199,11 +199,11 @@ int64_t iso__daso_wait_for(double exchange_ms, double step_ms);
 // The least automatic skip for a wait: one and a half of it; 0 for a wait of 0 or less.
 //
 // A merge adds what the exchange has corrected, d = mean - sent, to parameters that went on. In a
-// direction in which training by itself brings the ranks together again (a factor a, near 0 or
-// below, over the wait), d comes too late: a deviation e from the mean becomes a e - e. If the next
-// send followed at once, the factor from send to send would be a - 1: deviations never die out, and
-// with a high learning rate (a < 0) grow. The steps between merge and send multiply it by the
-// factor of these steps, which is near 0, too.
+// direction in which training multiplies a deviation from the mean by a over the wait, a merge
+// leaves (a - 1) of a deviation that was sent. If the next send follows at once, that is the factor
+// from send to send: deviations hardly shrink for an a near 0, and grow for a < 0. The steps
+// between merge and send multiply them by about the square root of |a| besides, which is small for
+// an a near 0.
 int64_t iso__daso_skip_for(int64_t wait);
 
 // ---- Policies (daso_policy.c) ---------------------------------------------------------------------

@@ -396,6 +396,8 @@ Test(settings, of_daso_are_checked_together) {
     says("daso", "warmup-steps=20", 30, "");
     says("daso", "period=25,wait=25", 50,
          "--wait 25 is too long: no exchange would be merged in the 48 steps");
+    says("daso", "wait=25", 50, "--wait 25 is too long: no exchange would be merged");
+    says("daso", "wait=19", 50, ""); // sent after 29 steps, merged after 48
     says("daso", "period=48", 50, "--period 48 is not shorter than the 48 steps");
     says("daso", "period=47", 50, "");
     says("daso", "policy=plateau", 40, "the policy plateau will change nothing");
