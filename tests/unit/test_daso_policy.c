@@ -411,33 +411,6 @@ Test(daso_policy, adaptive_says_why) {
                                "wait 7, skip 11");
 }
 
-// An automatic period leaves steps between a merge and the next send, whatever chooses it.
-Test(daso_policy, automatic_skip_stays_above_the_wait) {
-    const iso_policy policy[] = {ISO_POLICY_PLATEAU, ISO_POLICY_QSR, ISO_POLICY_ADACOMM};
-    for (int i = 0; i < 3; i++) {
-        iso_daso_config config = config_of(policy[i], 1000, -1, 12);
-        iso__policy_state s = start(&config);
-        iso_daso_decision d = {18, 1, 12, ""};
-        iso_daso_observation o = sync_of(0, 0, 0);
-        if (policy[i] != ISO_POLICY_QSR) o.kind = ISO_OBSERVED_EPOCH;
-        o.lr = 10;
-        o.loss = 1;
-        for (int k = 0; k < 5; k++) {
-            decide(&s, &config, &o, &d);
-            cr_assert_geq(d.global_skip, d.batches_to_wait + d.batches_to_wait / 2);
-        }
-    }
-}
-
-Test(daso_policy, adaptive_raises_a_skip_as_short_as_the_wait) {
-    iso_daso_config config = config_of(ISO_POLICY_ADAPTIVE, 1000, 12, 12);
-    iso__policy_state s = start(&config);
-    iso_daso_decision d = {12, 1, 12, ""};
-    iso_daso_observation o = sync_of(252, 28, 0);
-    cr_assert(decide(&s, &config, &o, &d));
-    cr_assert_str_eq(d.reason, "skip below 1.5 times the wait: wait 12, skip 18");
-}
-
 Test(daso_policy, adaptive_ignores_what_was_not_measured) {
     iso_daso_config config = config_of(ISO_POLICY_ADAPTIVE, 1000, 8, 2);
     iso__policy_state s = start(&config);
