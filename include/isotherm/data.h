@@ -161,8 +161,10 @@ typedef struct iso_hdf5_config {
 // Opens an HDF5 file, which stays open until the data set is destroyed (unless in_memory), so it
 // may be larger than the memory. A loader reads the samples of a batch together, in the order of
 // the file, in its threads, and only those of its rank; consecutive samples are one read. For data
-// sets of chunks, a chunk is decompressed once for all of its samples in a batch if it has up to 64
-// MiB. With shuffle, chunks of few samples are faster than long ones.
+// sets of chunks, a chunk is decompressed once for all of its samples in a batch if the chunks that
+// one sample needs have up to 64 MiB in the file's type, before compression. Chunks that were read
+// last stay in memory: up to 64 MiB for each data set if those of one sample have more than 512
+// KiB, else up to 1 MiB. With shuffle, chunks of few samples are faster than long ones.
 //
 // Floats of up to 32 bits become f32, of 64 bits f64; unsigned bytes u8, other integers i32 if it
 // holds all their values, else i64. Labels become i32. For samples that stay in the file

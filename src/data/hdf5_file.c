@@ -16,6 +16,7 @@
 enum { TEXT_ROOM = 200, LIST_ROOM = 300, MOST_DIMS = ISO_MAX_DIMS };
 // The cache of a data set's chunks: HDF5's own default, and the most that is taken for large ones.
 static const size_t least_cache = 1 << 20, most_cache = 64 << 20;
+static const size_t usual_slots = 521, most_slots = 1 << 16; // likewise, of one chunk each
 
 // ---- Calls of HDF5 ------------------------------------------------------------------------------
 
@@ -90,6 +91,16 @@ static iso_status take_type(const iso__hdf5 *file, iso__hdf5_set *set) {
     return ISO_OK;
 }
 
+// Whether the bytes of all samples together can be counted, whatever type they are read in.
+static bool is_countable(const hsize_t *dims, int rank) {
+    int64_t bytes = sizeof(int64_t);
+    for (int d = 0; d < rank; d++)
+        if (dims[d] == 0 || dims[d] > INT64_MAX ||
+            __builtin_mul_overflow(bytes, (int64_t)dims[d], &bytes))
+            return false;
+    return true;
+}
+
 static iso_status take_shape(const iso__hdf5 *file, iso__hdf5_set *set) {
     hsize_t dims[H5S_MAX_RANK] = {0};
     hid_t space = H5Dget_space((hid_t)set->handle);
@@ -99,17 +110,15 @@ static iso_status take_shape(const iso__hdf5 *file, iso__hdf5_set *set) {
     ISO_CHECK(rank >= 1 && rank <= MOST_DIMS, ISO_ERR_FORMAT,
               "data set \"%s\" of %s has %d dimensions: it may have 1, the samples, to %d",
               set->name, file->path, rank, MOST_DIMS);
-    int64_t size = (int64_t)iso_dtype_size(set->spec.dtype);
-    bool fits = dims[0] > 0;
+    ISO_CHECK(is_countable(dims, rank), ISO_ERR_FORMAT,
+              "data set \"%s\" of %s is empty or too large", set->name, file->path);
     set->samples = (int64_t)dims[0];
     set->spec.ndim = rank - 1;
+    set->bytes = iso_dtype_size(set->spec.dtype);
     for (int d = 1; d < rank; d++) {
         set->spec.shape[d - 1] = (int64_t)dims[d];
-        fits = fits && dims[d] > 0 && !__builtin_mul_overflow(size, (int64_t)dims[d], &size);
+        set->bytes *= (size_t)dims[d];
     }
-    ISO_CHECK(fits, ISO_ERR_FORMAT, "data set \"%s\" of %s is empty or too large", set->name,
-              file->path);
-    set->bytes = (size_t)size;
     return ISO_OK;
 }
 
@@ -148,25 +157,36 @@ static iso_status open_handle(const iso__hdf5 *file, iso__hdf5_set *set) {
                     list);
 }
 
-// Bytes of a chunk; 0: there are none.
-static double measure_chunk(const iso__hdf5_set *set) {
+// The chunks that hold a sample, and their bytes in the type of the file; 0: there are none.
+static double measure_chunks(const iso__hdf5_set *set, double *count) {
     hsize_t dims[H5S_MAX_RANK];
-    hid_t made = H5Dget_create_plist((hid_t)set->handle);
+    hid_t made = H5Dget_create_plist((hid_t)set->handle), type = H5Dget_type((hid_t)set->handle);
     int rank = H5Pget_layout(made) == H5D_CHUNKED ? H5Pget_chunk(made, H5S_MAX_RANK, dims) : 0;
-    double bytes = rank > 0 ? (double)iso_dtype_size(set->spec.dtype) : 0;
-    for (int d = 0; d < rank; d++) bytes *= (double)dims[d];
+    double bytes = rank > 0 ? (double)H5Tget_size(type) : 0;
+    *count = 1;
+    for (int d = 0; d < rank; d++) {
+        bytes *= (double)dims[d];
+        if (d > 0) *count *= (double)(((hsize_t)set->spec.shape[d - 1] + dims[d] - 1) / dims[d]);
+    }
+    H5Tclose(type);
     H5Pclose(made);
-    return bytes;
+    return bytes * *count;
+}
+
+static size_t slots_for(double chunks) {
+    return chunks * 10 < (double)most_slots ? (size_t)chunks * 10 + 1 : most_slots;
 }
 
 // HDF5 decompresses a chunk for each read, unless it fits into the cache of its data set. Opens a
 // data set of long chunks again, with a larger one: all handles of a data set share the cache that
 // it was opened with.
 static iso_status fit_cache(const iso__hdf5 *file, iso__hdf5_set *set) {
-    double bytes = measure_chunk(set);
-    if (bytes * 2 <= (double)least_cache || bytes > (double)most_cache) return ISO_OK;
+    double count, bytes = measure_chunks(set, &count);
+    bool many = count * 2 > (double)usual_slots; // two chunks in one slot evict each other
+    if ((bytes * 2 <= (double)least_cache && !many) || bytes > (double)most_cache) return ISO_OK;
     hid_t access = H5Dget_access_plist((hid_t)set->handle);
-    H5Pset_chunk_cache(access, H5D_CHUNK_CACHE_NSLOTS_DEFAULT, most_cache,
+    H5Pset_chunk_cache(access, many ? slots_for(count) : usual_slots,
+                       bytes * 2 > (double)least_cache ? most_cache : least_cache,
                        H5D_CHUNK_CACHE_W0_DEFAULT);
     H5Dclose((hid_t)set->handle);
     set->handle = H5Dopen2((hid_t)file->handle, set->name, access);
@@ -176,11 +196,22 @@ static iso_status fit_cache(const iso__hdf5 *file, iso__hdf5_set *set) {
     return ISO_OK;
 }
 
+// HDF5 would read zeros.
+static iso_status check_storage(const iso__hdf5 *file, const iso__hdf5_set *set) {
+    H5D_space_status_t storage = H5D_SPACE_STATUS_ALLOCATED;
+    H5Dget_space_status((hid_t)set->handle, &storage);
+    ISO_CHECK(storage != H5D_SPACE_STATUS_NOT_ALLOCATED, ISO_ERR_FORMAT,
+              "data set \"%s\" of %s has a shape but no contents: it was never written", set->name,
+              file->path);
+    return ISO_OK;
+}
+
 static iso_status open_set(iso__hdf5 *file, const char *name, iso__hdf5_set *set) {
     ISO_TRY(iso__strdup(name, &set->name));
     ISO_TRY(open_handle(file, set));
     ISO_TRY(take_type(file, set));
     ISO_TRY(take_shape(file, set));
+    ISO_TRY(check_storage(file, set));
     return fit_cache(file, set);
 }
 
@@ -250,7 +281,8 @@ void iso__hdf5_close(iso__hdf5 **file) {
 
 // ---- Reading ------------------------------------------------------------------------------------
 
-static bool read_run(const iso__hdf5_set *set, const iso__hdf5_run *run) {
+// On failure, takes the details before further calls of HDF5 forget them.
+static bool read_run(const iso__hdf5_set *set, const iso__hdf5_run *run, char text[TEXT_ROOM]) {
     hsize_t start[MOST_DIMS] = {(hsize_t)run->first}, size[MOST_DIMS] = {(hsize_t)run->count};
     for (int d = 0; d < set->spec.ndim; d++) size[d + 1] = (hsize_t)set->spec.shape[d];
     hid_t from = H5Dget_space((hid_t)set->handle);
@@ -259,6 +291,7 @@ static bool read_run(const iso__hdf5_set *set, const iso__hdf5_run *run) {
                 H5Sselect_hyperslab(from, H5S_SELECT_SET, start, NULL, size, NULL) >= 0 &&
                 H5Dread((hid_t)set->handle, native_type(set->spec.dtype), to, from, H5P_DEFAULT,
                         run->to) >= 0;
+    if (!done) error_text(text);
     if (from >= 0) H5Sclose(from);
     if (to >= 0) H5Sclose(to);
     return done;
@@ -268,8 +301,7 @@ iso_status iso__hdf5_read(const iso__hdf5 *file, const iso__hdf5_run *runs, int6
     char text[TEXT_ROOM];
     int64_t r = 0;
     printing kept = begin_calls();
-    while (r < count && read_run(&file->sets[runs[r].set], &runs[r])) r++;
-    if (r < count) error_text(text);
+    while (r < count && read_run(&file->sets[runs[r].set], &runs[r], text)) r++;
     end_calls(kept);
     ISO_CHECK(
         r == count, ISO_ERR_IO,

@@ -59,6 +59,7 @@ static void refuse(const char *path, const iso_hdf5_config *config, iso_status c
         iso_hdf5_config each = *config;
         each.in_memory = in_memory;
         iso_status status = iso_dataset_open_hdf5(path, &each, &dataset);
+        cr_assert_null(strstr(message, "no details"), "%s", message);
         cr_assert_eq(status, code, "%s: got %d: %s", words, status, message);
         cr_assert(strstr(message, words), "no \"%s\" in: %s", words, message);
         cr_assert_null(dataset);
@@ -136,14 +137,29 @@ Test(hdf5_damage, names_that_are_not_there_are_refused) {
     names[1] = "y";
 }
 
-static void add_set(const char *path, const char *name, hid_t type, int rank, const hsize_t *dims) {
+// chunk: NULL, or the shape of the chunks. stored: as if zeros had been written.
+static hid_t describe_storage(int rank, const hsize_t *chunk, bool stored) {
+    hid_t how = H5Pcreate(H5P_DATASET_CREATE);
+    if (chunk) H5Pset_chunk(how, rank, chunk);
+    if (stored) H5Pset_alloc_time(how, H5D_ALLOC_TIME_EARLY);
+    return how;
+}
+
+// Takes `how`.
+static void add_shape(const char *path, const char *name, hid_t type, int rank, const hsize_t *dims,
+                      hid_t how) {
     hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT);
     hid_t space = rank > 0 ? H5Screate_simple(rank, dims, NULL) : H5Screate(H5S_SCALAR);
-    hid_t set = H5Dcreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
-    cr_assert_geq(set, 0);
+    hid_t set = H5Dcreate2(file, name, type, space, H5P_DEFAULT, how, H5P_DEFAULT);
+    cr_assert_geq(set, 0, "%s", name);
     H5Dclose(set);
+    H5Pclose(how);
     H5Sclose(space);
     H5Fclose(file);
+}
+
+static void add_set(const char *path, const char *name, hid_t type, int rank, const hsize_t *dims) {
+    add_shape(path, name, type, rank, dims, describe_storage(rank, NULL, true));
 }
 
 Test(hdf5_damage, shapes_and_types_that_do_not_fit_are_refused) {
@@ -168,6 +184,32 @@ Test(hdf5_damage, shapes_and_types_that_do_not_fit_are_refused) {
         names[1] = wrong[i][0];
         refuse(path, &usual, ISO_ERR_FORMAT, wrong[i][1]);
     }
+    names[1] = "y";
+}
+
+// A file of a few bytes may claim any sizes.
+Test(hdf5_damage, sizes_that_cannot_be_counted_are_refused) {
+    const char *path = write_file(0);
+    const hsize_t long_labels[] = {1, ((hsize_t)1 << 62) + 1}, many[] = {((hsize_t)1 << 62) + 1};
+    const hsize_t square[] = {(hsize_t)1 << 31, (hsize_t)1 << 31}, chunk[] = {1, 1 << 20};
+    add_shape(path, "long", H5T_STD_U8LE, 2, long_labels, describe_storage(2, NULL, false));
+    add_shape(path, "many", H5T_STD_U8LE, 1, many, describe_storage(1, NULL, false));
+    add_shape(path, "square", H5T_STD_I16LE, 2, square, describe_storage(2, chunk, false));
+    const char *const wrong[] = {"long", "many", "square"};
+    for (int i = 0; i < 3; i++) {
+        iso_hdf5_config config = {.inputs = 1, .targets = 1, .classes = 2};
+        config.names = (const char *const[]){wrong[i], wrong[i]};
+        refuse(path, &config, ISO_ERR_FORMAT, "is empty or too large");
+    }
+}
+
+Test(hdf5_damage, a_set_that_was_never_written_is_refused) {
+    const char *path = write_file(0);
+    const hsize_t dims[] = {COUNT};
+    add_shape(path, "unwritten", H5T_STD_U8LE, 1, dims, describe_storage(1, NULL, false));
+    names[1] = "unwritten";
+    refuse(path, &usual, ISO_ERR_FORMAT, "\"unwritten\" of ");
+    refuse(path, &usual, ISO_ERR_FORMAT, "it was never written");
     names[1] = "y";
 }
 
@@ -253,6 +295,22 @@ Test(hdf5_damage, long_chunks_get_a_larger_cache) {
         cr_assert(i == 0 ? bytes == 1 << 20 : bytes >= sizeof(images));
         iso__hdf5_close(&file);
     }
+}
+
+// All chunks of a sample count, in the type of the file.
+Test(hdf5_damage, a_sample_of_many_chunks_gets_room_for_them_all) {
+    const hsize_t dims[] = {2, 1 << 20}, chunk[] = {2, 1 << 10};
+    const char *path = write_file(0);
+    iso__hdf5 *file;
+    size_t slots, bytes;
+    double rule;
+    add_shape(path, "many", H5T_STD_I8LE, 2, dims, describe_storage(2, chunk, true));
+    cr_assert_eq(iso__hdf5_open(path, (const char *const[]){"many"}, 1, &file), ISO_OK);
+    hid_t access = H5Dget_access_plist((hid_t)file->sets[0].handle);
+    H5Pget_chunk_cache(access, &slots, &bytes, &rule);
+    H5Pclose(access);
+    cr_assert(slots > 1 << 10 && bytes >= 2 << 20, "%zu slots, %zu bytes", slots, bytes);
+    iso__hdf5_close(&file);
 }
 
 // A program that wants HDF5 to print its errors still gets them.
