@@ -89,22 +89,37 @@ static int64_t measure_run(const iso__pick *picks, int64_t n) {
     return length;
 }
 
-static iso_status read_tensor(const samples *self, int t, const iso__pick *picks, int64_t n,
-                              void *array) {
-    const iso__hdf5_set *set = &self->file->sets[t];
+// Returns the number of runs.
+static int64_t plan_runs(const samples *self, int t, const iso__pick *picks, int64_t n, void *array,
+                         iso__hdf5_run *runs) {
+    int64_t count = 0;
     for (int64_t i = 0, length; i < n; i += length) {
         length = measure_run(picks + i, n - i);
-        void *to = (char *)array + (size_t)picks[i].place * set->bytes;
-        const iso__hdf5_run run = {t, self->first + picks[i].number, length, to};
-        ISO_TRY(iso__hdf5_read(self->file, &run, 1));
-        if (t == self->labels) ISO_TRY(check_labels(self, to, run.first, length));
+        void *to = (char *)array + (size_t)picks[i].place * self->file->sets[t].bytes;
+        runs[count++] = (iso__hdf5_run){t, self->first + picks[i].number, length, to};
     }
+    return count;
+}
+
+// runs: room for n. All runs in one call, so that no other thread takes the cache meanwhile.
+static iso_status read_tensor(const samples *self, int t, const iso__pick *picks, int64_t n,
+                              void *array, iso__hdf5_run *runs) {
+    int64_t count = plan_runs(self, t, picks, n, array, runs);
+    ISO_TRY(iso__hdf5_read(self->file, runs, count));
+    for (int64_t r = 0; r < count && t == self->labels; r++)
+        ISO_TRY(check_labels(self, runs[r].to, runs[r].first, runs[r].count));
     return ISO_OK;
 }
 
 static iso_status read_picks(void *user, const iso__pick *picks, int64_t n, void *const *arrays) {
     const samples *self = user;
-    for (int t = 0; t < self->file->count; t++) ISO_TRY(read_tensor(self, t, picks, n, arrays[t]));
+    iso_status status = ISO_OK;
+    void *runs;
+    ISO_TRY(iso__alloc((size_t)n * sizeof(iso__hdf5_run), &runs));
+    for (int t = 0; t < self->file->count && status >= 0; t++)
+        status = read_tensor(self, t, picks, n, arrays[t], runs);
+    iso__free(runs);
+    ISO_TRY(status);
     return ISO_OK;
 }
 
@@ -131,7 +146,8 @@ static iso_status sum_contents(const samples *self, int64_t count, uint64_t *out
         void *room;
         ISO_TRY(iso__alloc(2 * bytes, &room));
         const iso__pick ends[] = {{0, 0}, {count - 1, 1}};
-        iso_status status = read_tensor(self, t, ends, 2, room);
+        iso__hdf5_run runs[2];
+        iso_status status = read_tensor(self, t, ends, 2, room, runs);
         if (status >= 0) sum = iso__checksum(sum, room, 2 * bytes);
         iso__free(room);
         ISO_TRY(status);
