@@ -12,10 +12,10 @@ extern "C" {
 
 // Exchanges samples between the shards of the ranks (iso_dataset_set_shard), so that over the
 // epochs each sample is trained on by many ranks (HeAT: dataset_shuffle and dataset_ishuffle). A
-// round moves half as many samples of each rank as the smallest shard has, at least one, and sends
-// them to as many other ranks as possible. Each rank gets as many as it gives, so all shards keep
-// their sizes, and each sample stays whole: its inputs and targets move together. HeAT's rounds
-// move half a shard from each rank to the next one.
+// round moves samples of each rank, up to half as many as the smallest shard has, at least one: the
+// same number to each of as many other ranks as possible. Each rank gets as many as it gives, so
+// all shards keep their sizes, and each sample stays whole: its inputs and targets move together.
+// HeAT's rounds move half a shard from each rank to the next one.
 //
 // Seed and number of a round alone decide which samples move, and where to. The result does not
 // depend on timing.
@@ -26,19 +26,26 @@ typedef struct iso_shuffle iso_shuffle;
 // own: made by a reader, copied from arrays, or a part of such a set (iso_dataset_split).
 // ISO_ERR_UNSUPPORTED on every rank for callbacks, borrowed arrays, and samples that stay in a
 // file; ISO_ERR_STATE if it is not a shard of comm; ISO_ERR_MISMATCH if the seeds differ. It
-// allocates room for the samples of a round, once to send and once to receive.
+// allocates a block for each rank of comm to send, and one to receive. A block has room for the
+// samples that one rank sends to one other, rounded up to 64 bytes.
 iso_status iso_shuffle_create(iso_dataset *dataset, iso_comm *comm, uint64_t seed,
                               iso_shuffle **out);
 // Completes a round that was started, but without its effect on the shard.
 void iso_shuffle_destroy(iso_shuffle **shuffle);
 
 // Starts a round: copies the samples that leave, and sends them in the background. Call it when an
-// epoch begins; the shard does not change until finish. ISO_ERR_STATE if a round is under way.
+// epoch begins; the shard does not change until finish. ISO_ERR_STATE if a round is under way, or
+// has failed. If one rank cannot send, all get an error: end the job.
 iso_status iso_shuffle_start(iso_shuffle *shuffle);
 // Waits for the samples of the round and puts them into the places of those that left. Call it
-// between epochs: ISO_ERR_STATE if threads of a loader of this data set are within an epoch, that
-// is, after iso_loader_start, until iso_loader_next returns ISO_PENDING; the round then stays under
-// way. No view of the same samples may be read meanwhile either. Without a round: ISO_ERR_STATE.
+// between epochs: ISO_ERR_STATE on every rank if on some rank threads of a loader of this data set
+// are within an epoch, that is, after iso_loader_start, until iso_loader_next returns ISO_PENDING;
+// the round then stays under way. A loader without threads (prefetch 0) is not noticed: the rest of
+// its epoch has the new samples. No view of the same samples may be read meanwhile either. Without
+// a round: ISO_ERR_STATE.
+//
+// If the exchange fails on one rank, no rank puts samples in their places and all get an error.
+// After ISO_ERR_TIMEOUT call it again, or end the job; after other errors end the job.
 //
 // Checksum, mean and standard deviation of the data set stay those of its creation.
 iso_status iso_shuffle_finish(iso_shuffle *shuffle);

@@ -24,7 +24,7 @@ struct iso_shuffle {
     int64_t *offsets;     // [size - 1]; peer p of rank r is r + offsets[p]
     char *send, *recv;    // [size][block]; block b goes to, or comes from, rank b
     iso_request *request;
-    bool under_way;
+    bool under_way, failed;
 };
 
 // ---- Who gives what to whom -----------------------------------------------------------------------
@@ -154,40 +154,65 @@ void iso_shuffle_destroy(iso_shuffle **shuffle) {
     iso_shuffle *self = shuffle ? *shuffle : NULL;
     if (!self) return;
     *shuffle = NULL;
-    // MPI may still write to the blocks of an exchange that has not come to its end.
-    if (iso_request_wait(&self->request) >= 0) {
+    // MPI may still write to the blocks of an exchange that has not come to its end, and its
+    // request needs the communicator.
+    iso_request_wait(&self->request);
+    if (!self->request) {
         iso__free(self->send);
         iso__free(self->recv);
+        iso_comm_destroy(&self->comm);
     }
     iso__free(self->order);
     iso__free(self->offsets);
-    iso_comm_destroy(&self->comm);
     iso_dataset_destroy(&self->dataset);
     iso__free(self);
 }
 
 // ---- A round --------------------------------------------------------------------------------------
 
+static iso_status check_failure(const iso_shuffle *self) {
+    ISO_CHECK(!self->failed, ISO_ERR_STATE,
+              "an earlier round of the shuffle failed, so no other can follow: end the program");
+    return ISO_OK;
+}
+
+static iso_status check_readers(const iso_shuffle *self) {
+    ISO_CHECK(self->dataset->readers == 0, ISO_ERR_STATE,
+              "a loader still reads the shard, whose samples are to be exchanged: end its epoch "
+              "first");
+    return ISO_OK;
+}
+
+static iso_status post_round(iso_shuffle *self) {
+    if (self->peers == 0) return ISO_OK;
+    return iso__comm_ialltoall(self->comm, self->send, self->recv, self->block,
+                               "a shuffle of samples", &self->request);
+}
+
 iso_status iso_shuffle_start(iso_shuffle *self) {
+    ISO_TRY(check_failure(self));
     ISO_CHECK(!self->under_way, ISO_ERR_STATE,
               "a round of the shuffle is under way: call iso_shuffle_finish first");
     draw_round(self);
     for (int p = 0; p < self->peers; p++)
         copy_block(self, p, block_at(self, self->send, find_peer(self, p, 1)), true);
-    if (self->peers > 0)
-        ISO_TRY(iso__comm_ialltoall(self->comm, self->send, self->recv, self->block,
-                                    "a shuffle of samples", &self->request));
+    // Where one rank could not post, the requests of the others have no end.
+    iso_status status = iso_comm_agree(self->comm, post_round(self));
+    self->failed = status < 0;
+    ISO_TRY(status);
     self->under_way = true;
     return ISO_OK;
 }
 
+// All ranks move samples, or none.
 iso_status iso_shuffle_finish(iso_shuffle *self) {
+    ISO_TRY(check_failure(self));
     ISO_CHECK(self->under_way, ISO_ERR_STATE,
               "no round of the shuffle is under way: call iso_shuffle_start first");
-    ISO_CHECK(self->dataset->readers == 0, ISO_ERR_STATE,
-              "a loader still reads the shard, whose samples are to be exchanged: end its epoch "
-              "first");
-    ISO_TRY(iso_request_wait(&self->request));
+    ISO_TRY(iso_comm_agree(self->comm, check_readers(self)));
+    iso_status status = iso_comm_agree(self->comm, iso_request_wait(&self->request));
+    self->failed = status < 0 && status != ISO_ERR_TIMEOUT; // a late rank may still come
+    ISO_TRY(status);
     for (int p = 0; p < self->peers; p++)
         copy_block(self, p, block_at(self, self->recv, find_peer(self, p, -1)), false);
     self->under_way = false;

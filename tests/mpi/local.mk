@@ -229,7 +229,7 @@ tests_mpi_zero_faults_mpi_SOURCES = tests/mpi/test_zero_faults.c
 MPI_TESTS += tests/mpi/shards.mpi
 tests_mpi_shards_mpi_SOURCES = tests/mpi/test_shards.c
 MPI_TESTS += tests/mpi/shuffle.mpi
-tests_mpi_shuffle_mpi_SOURCES = tests/mpi/test_shuffle.c
+tests_mpi_shuffle_mpi_SOURCES = tests/mpi/test_shuffle.c tests/mpi/test_shuffle_faults.c
 MPI_TESTS += tests/mpi/resume_data.mpi
 tests_mpi_resume_data_mpi_SOURCES = tests/mpi/test_resume_data.c
 
