@@ -171,11 +171,12 @@ typedef struct iso_hdf5_config {
 // iso_dataset_info has no mean and std, and in the checksum the size of the file, `first`, and the
 // first and the last sample stand for the contents.
 //
-// ISO_ERR_IO if the file is missing or unreadable, also in iso_loader_next. ISO_ERR_FORMAT if it is
-// not an HDF5 file, truncated or damaged, for types and shapes that a data set cannot have, if the
-// data sets have different numbers of samples or fewer than asked for, and for a label outside [0,
-// classes), of samples that stay in the file when they are read. ISO_ERR_ARG for a name that the
-// file lacks; the message lists those that it has. ISO_ERR_UNSUPPORTED in a build without HDF5.
+// ISO_ERR_IO if the file is missing or unreadable, also in iso_loader_next, or locked by another
+// program. ISO_ERR_FORMAT if it is not an HDF5 file, truncated or damaged, for types and shapes
+// that a data set cannot have, for a data set that was never written, if the data sets have
+// different numbers of samples or fewer than asked for, and for a label outside [0, classes), of
+// samples that stay in the file when they are read. ISO_ERR_ARG for a name that the file lacks; the
+// message lists those that it has. ISO_ERR_UNSUPPORTED in a build without HDF5.
 //
 // The library calls HDF5 in one thread at a time. While loaders read, your program must not call
 // HDF5 itself, unless HDF5 was built to be thread-safe.

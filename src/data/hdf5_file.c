@@ -54,6 +54,20 @@ static const char *error_text(char text[TEXT_ROOM]) {
     return text;
 }
 
+// Sets what[0] and what[1] to the kinds of the first record.
+static herr_t keep_kinds(unsigned number, const H5E_error2_t *record, void *what) {
+    hid_t *kinds = what;
+    if (number == 0) kinds[0] = record->maj_num, kinds[1] = record->min_num;
+    return 0;
+}
+
+// Whether the last call failed because of another program that has the file open, or of its lock.
+static bool is_locked(void) {
+    hid_t kinds[2] = {-1, -1};
+    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_kinds, kinds);
+    return kinds[1] == H5E_CANTLOCKFILE || (kinds[0] == H5E_FILE && kinds[1] == H5E_CANTOPENFILE);
+}
+
 // ---- The type and the shape of a data set -------------------------------------------------------
 
 static hid_t native_type(iso_dtype dtype) {
@@ -220,6 +234,11 @@ static iso_status open_sets(iso__hdf5 *file, const char *const *names) {
     ISO_CHECK(H5Fis_hdf5(file->path) > 0, ISO_ERR_FORMAT,
               "%s does not begin as an HDF5 file does: give an HDF5 file", file->path);
     file->handle = H5Fopen(file->path, H5F_ACC_RDONLY, H5P_DEFAULT);
+    ISO_CHECK(
+        file->handle >= 0 || !is_locked(), ISO_ERR_IO,
+        "HDF5 cannot lock %s (%s): close it in the program that writes to it, or, if the file "
+        "system has no locks, set HDF5_USE_FILE_LOCKING=FALSE",
+        file->path, error_text(text));
     ISO_CHECK(file->handle >= 0, ISO_ERR_FORMAT,
               "HDF5 cannot open %s: %s: if it is truncated or damaged, copy it again", file->path,
               error_text(text));

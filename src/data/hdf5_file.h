@@ -26,9 +26,9 @@ typedef struct iso__hdf5 {
     iso__hdf5_set *sets; // [count]
 } iso__hdf5;
 
-// Opens the data sets with these names. ISO_ERR_IO: the file is missing or unreadable;
-// ISO_ERR_FORMAT: it is not an HDF5 file, is truncated or damaged, or its data sets do not fit;
-// ISO_ERR_ARG: it has no such data set; ISO_ERR_UNSUPPORTED: this build has no HDF5.
+// Opens the data sets with these names. ISO_ERR_IO: the file is missing, unreadable or
+// locked; ISO_ERR_FORMAT: it is not an HDF5 file, is truncated or damaged, or its data sets do not
+// fit; ISO_ERR_ARG: it has no such data set; ISO_ERR_UNSUPPORTED: this build has no HDF5.
 iso_status iso__hdf5_open(const char *path, const char *const *names, int count, iso__hdf5 **out);
 void iso__hdf5_close(iso__hdf5 **file);
 

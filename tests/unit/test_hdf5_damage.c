@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -79,6 +80,15 @@ Test(hdf5_damage, files_that_are_none_are_refused) {
         iso_dataset *set = NULL;
         cr_assert_eq(iso_dataset_open(scratch_path("text.h5"), train, &set), ISO_ERR_FORMAT);
     }
+}
+
+// It is not damaged.
+Test(hdf5_damage, a_file_that_another_program_locks_is_refused) {
+    const char *path = write_file(0);
+    int other = open(path, O_RDONLY);
+    cr_assert_eq(flock(other, LOCK_EX), 0);
+    refuse(path, &usual, ISO_ERR_IO, "HDF5 cannot lock ");
+    close(other);
 }
 
 // Wherever a file ends too early, that is an error and no crash.
