@@ -35,7 +35,8 @@ void iso_shuffle_destroy(iso_shuffle **shuffle);
 
 // Starts a round: copies the samples that leave, and sends them in the background. Call it when an
 // epoch begins; the shard does not change until finish. ISO_ERR_STATE if a round is under way, or
-// has failed. If one rank cannot send, all get an error: end the job.
+// has failed. It waits until all ranks have called it: if one cannot send, all get an error. End
+// the job then.
 iso_status iso_shuffle_start(iso_shuffle *shuffle);
 // Waits for the samples of the round and puts them into the places of those that left. Call it
 // between epochs: ISO_ERR_STATE on every rank if on some rank threads of a loader of this data set
