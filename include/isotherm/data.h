@@ -101,10 +101,10 @@ iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **
 // stroke width, clutter and noise. The images depend only on train and count and are the same on
 // every machine. The training and the test set use disjoint random streams.
 iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **out);
-// Opens data as iso-train and the examples do: an MNIST folder; a file .h5 or .hdf5, of which it
-// reads the data sets x_train and y_train, or x_test and y_test, with images and labels as
-// iso_dataset_read_idx has them; or, for NULL and "digits", as many generated digits as MNIST has
-// (60000 for training, 10000 for testing).
+// Opens data as iso-train and the examples do. `folder` names an MNIST folder, or an HDF5 file (.h5
+// or .hdf5) with the data sets x_train and y_train for training, x_test and y_test for testing:
+// images and labels as those of iso_dataset_read_idx. NULL and "digits" generate as many digits as
+// MNIST has (60000 for training, 10000 for testing).
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out);
 
 // How to read a CSV file. In the lists below, give each column by its name in the header or its

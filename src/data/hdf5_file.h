@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to src/data: HDF5 files, of which runs of samples are read. HDF5 is not thread-safe, so
-// only one of these calls works at a time.
+// Private to src/data: reads runs of samples from HDF5 files. HDF5 is not thread-safe, so a mutex
+// lets one of these calls work at a time.
 #ifndef ISO_HDF5_FILE_H
 #define ISO_HDF5_FILE_H
 

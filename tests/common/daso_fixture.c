@@ -2,6 +2,7 @@
 // For tests of periodic training: opening real runs of daso and daso_heat, and holding them against
 // the serial model.
 #include "common/daso_fixture.h"
+#include "common/resume_fixture.h"
 
 #include "base/base.h"
 #include "tensor/tensor_impl.h"
@@ -85,6 +86,28 @@ void daso_close(trainer *t) {
     iso_comm *comm = t->comm;
     trainer_destroy(t);
     iso_comm_destroy(&comm);
+}
+
+bool daso_refused(const daso_case *c, iso_status expected, const char *said) {
+    trainer t;
+    iso_status status = daso_open(&t, MPI_COMM_WORLD, c);
+    bool well = status == expected && strstr(iso_last_error()->message, said);
+    if (!well) fprintf(stderr, "not \"%s\": %s\n", said, iso_last_error()->message);
+    daso_close(&t);
+    return well;
+}
+
+iso_status daso_exchange_state(trainer *t, int64_t step, bool save) {
+    iso_state *state;
+    int64_t found = step;
+    ISO_TRY(iso_state_create(&state));
+    iso_status status = iso_training_state(t->model, t->optimizer, state);
+    if (status >= 0)
+        status = save ? iso_resume_save(t->comm, resume_path(), step, state)
+                      : iso_resume_load(t->comm, resume_path(), state, &found);
+    iso_state_destroy(&state);
+    if (status >= 0 && !save) status = iso_training_loaded(t->model, t->optimizer);
+    return status;
 }
 
 iso_status daso_model_open(daso_model *m, const trainer *t, const daso_case *c) {

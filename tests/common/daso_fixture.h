@@ -31,6 +31,11 @@ daso_case heat_case_default(int64_t total_epochs);
 // Opens a run over mpi_comm: t->comm is a communicator of its own, t->optimizer the daso.
 iso_status daso_open(trainer *t, MPI_Comm mpi_comm, const daso_case *c);
 void daso_close(trainer *t);
+// Collective. Whether c is refused with this status and a message that contains `said`.
+bool daso_refused(const daso_case *c, iso_status expected, const char *said);
+// Collective. Saves the complete state of step `step` to resume_path of resume_fixture.h, or loads
+// the newest one there.
+iso_status daso_exchange_state(trainer *t, int64_t step, bool save);
 iso_status daso_model_open(daso_model *m, const trainer *t, const daso_case *c);
 
 // The difference between this rank's parameters and those of the model for this rank. Completes

@@ -234,30 +234,17 @@ Test(np4_gossip, an_exchange_sends_the_parameters_once) {
 
 // ---- Saved state ----------------------------------------------------------------------------------
 
-static iso_status exchange_state(trainer *t, int64_t step, bool save) {
-    iso_state *state;
-    int64_t found = step;
-    ISO_TRY(iso_state_create(&state));
-    iso_status status = iso_training_state(t->model, t->optimizer, state);
-    if (status >= 0)
-        status = save ? iso_resume_save(t->comm, resume_path(), step, state)
-                      : iso_resume_load(t->comm, resume_path(), state, &found);
-    iso_state_destroy(&state);
-    if (status >= 0 && !save) status = iso_training_loaded(t->model, t->optimizer);
-    return status;
-}
-
 static uint64_t end_of(const daso_case *c, int stop) {
     trainer t;
     uint64_t hash = 0;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
     train_on(&t, 0, stop);
     if (stop > 0) {
-        iso_assert_ok(exchange_state(&t, stop, true));
+        iso_assert_ok(daso_exchange_state(&t, stop, true));
         daso_close(&t);
         iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
         train_on(&t, 0, stop % 4); // a past of its own
-        iso_assert_ok(exchange_state(&t, stop, false));
+        iso_assert_ok(daso_exchange_state(&t, stop, false));
     }
     train_on(&t, stop, STEPS - 1); // the last step leaves the mean
     iso_assert_ok(daso_own_hash(&t, &hash));
@@ -290,22 +277,11 @@ Test(np4_gossip, every_rank_is_told_of_a_failure) {
     train_on(&t, 0, 2);
     iso_assert_ok(iso_data_parallel_finish(t.model));
     iso_assert_ok(iso_module_parameters(t.model, &list));
-    float was = 0;
-    if (test_rank == 3) was = tensor_swap(list.item[0]->value, 0, NAN);
+    if (test_rank == 3) tensor_swap(list.item[0]->value, 0, NAN);
     iso_status status = trainer_step(&t, 2, NULL);
     iso_assert_all(status == ISO_ERR_STATE && strstr(iso_last_error()->message, "rank 3"));
-    (void)was;
     iso_parameter_list_destroy(&list);
     daso_close(&t);
-}
-
-static bool refused(daso_case *c, iso_status expected, const char *said) {
-    trainer t;
-    iso_status status = daso_open(&t, MPI_COMM_WORLD, c);
-    bool well = status == expected && strstr(iso_last_error()->message, said);
-    if (!well) fprintf(stderr, "not \"%s\": %s\n", said, iso_last_error()->message);
-    daso_close(&t);
-    return well;
 }
 
 Test(np2_gossip, what_does_not_go_with_it_is_refused) {
@@ -319,12 +295,12 @@ Test(np2_gossip, what_does_not_go_with_it_is_refused) {
         if (i == 5) c.daso.outer = &iso_outer_slowmo;
         if (i == 6) iso_assert_ok(iso_daso_levels_parse("4:1,8:2", &c.daso));
         if (i == 7) c.daso.fragments = 2;
-        iso_assert_all(refused(&c, ISO_ERR_ARG, "gossip needs unit ISO_SCOPE_RANK"));
+        iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "gossip needs unit ISO_SCOPE_RANK"));
     }
 }
 
 Test(np3_gossip, ranks_of_which_one_has_local_sgd_are_named) {
     daso_case c = case_of(2, 0);
     c.daso.gossip = test_rank != 1;
-    iso_assert_all(refused(&c, ISO_ERR_MISMATCH, "rank 1"));
+    iso_assert_all(daso_refused(&c, ISO_ERR_MISMATCH, "rank 1"));
 }

@@ -124,19 +124,6 @@ Test(np4_levels, speed_does_not_matter) { speed_does_not_matter("2:2,4:4"); }
 
 // ---- Saved state ----------------------------------------------------------------------------------
 
-static iso_status exchange_state(trainer *t, int64_t step, bool save) {
-    iso_state *state;
-    int64_t found = step;
-    ISO_TRY(iso_state_create(&state));
-    iso_status status = iso_training_state(t->model, t->optimizer, state);
-    if (status >= 0)
-        status = save ? iso_resume_save(t->comm, resume_path(), step, state)
-                      : iso_resume_load(t->comm, resume_path(), state, &found);
-    iso_state_destroy(&state);
-    if (status >= 0 && !save) status = iso_training_loaded(t->model, t->optimizer);
-    return status;
-}
-
 static void train_on(trainer *t, int from, int to) {
     for (int step = from; step < to; step++) iso_assert_ok(trainer_step(t, step, NULL));
 }
@@ -147,11 +134,11 @@ static uint64_t end_of(const daso_case *c, int stop) {
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
     train_on(&t, 0, stop);
     if (stop > 0) {
-        iso_assert_ok(exchange_state(&t, stop, true));
+        iso_assert_ok(daso_exchange_state(&t, stop, true));
         daso_close(&t);
         iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
         train_on(&t, 0, stop % 4); // a past of its own
-        iso_assert_ok(exchange_state(&t, stop, false));
+        iso_assert_ok(daso_exchange_state(&t, stop, false));
     }
     train_on(&t, stop, STEPS);
     iso_assert_ok(daso_own_hash(&t, &hash));
@@ -179,26 +166,17 @@ Test(np4_levels, other_levels_do_not_go_on) {
     daso_case c = case_of(levels[0], 3, 0);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     train_on(&t, 0, 6);
-    iso_assert_ok(exchange_state(&t, 6, true));
+    iso_assert_ok(daso_exchange_state(&t, 6, true));
     daso_close(&t);
     for (int i = 1; i < 4; i++) {
         c = case_of(levels[i], 3, 0);
         iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-        iso_assert_all(exchange_state(&t, 6, false) == ISO_ERR_MISMATCH);
+        iso_assert_all(daso_exchange_state(&t, 6, false) == ISO_ERR_MISMATCH);
         daso_close(&t);
     }
 }
 
 // ---- Wrong use ------------------------------------------------------------------------------------
-
-static bool refused(daso_case *c, iso_status expected, const char *said) {
-    trainer t;
-    iso_status status = daso_open(&t, MPI_COMM_WORLD, c);
-    bool well = status == expected && strstr(iso_last_error()->message, said);
-    if (!well) fprintf(stderr, "not \"%s\": %s\n", said, iso_last_error()->message);
-    daso_close(&t);
-    return well;
-}
 
 Test(np4_levels, wrong_lists_are_refused_in_a_sentence) {
     static const struct {
@@ -216,18 +194,18 @@ Test(np4_levels, wrong_lists_are_refused_in_a_sentence) {
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         daso_case c = case_of(bad[i].levels, 0, 0);
-        iso_assert_all(refused(&c, ISO_ERR_ARG, bad[i].said));
+        iso_assert_all(daso_refused(&c, ISO_ERR_ARG, bad[i].said));
     }
     daso_case c = case_of("2:2,4:4", 0, 0);
     c.daso.policy = ISO_POLICY_PLATEAU;
-    iso_assert_all(refused(&c, ISO_ERR_ARG, "need unit ISO_SCOPE_RANK, ISO_POLICY_FIXED"));
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "need unit ISO_SCOPE_RANK, ISO_POLICY_FIXED"));
     c = case_of("2:2,4:4", 0, 3);
-    iso_assert_all(refused(&c, ISO_ERR_ARG, "batches_to_wait 3 is longer than global_skip 2"));
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "batches_to_wait 3 is longer than global_skip 2"));
     c.daso = iso_hierarchical_sgd_config(STEPS, 0, NULL, 0);
-    iso_assert_all(refused(&c, ISO_ERR_ARG, "level_count is -1"));
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "level_count is -1"));
     c = case_of("2:2,4:4", 0, 0);
     c.daso.global_skip = 3;
-    iso_assert_all(refused(&c, ISO_ERR_ARG, "global_skip is 3"));
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "global_skip is 3"));
 }
 
 Test(np1_levels, texts_that_are_no_levels_are_refused) {
@@ -244,7 +222,7 @@ Test(np1_levels, texts_that_are_no_levels_are_refused) {
 
 Test(np4_levels, ranks_with_other_levels_are_named) {
     daso_case c = case_of(test_rank == 2 ? "2:2,6:4" : "2:2,4:4", 0, 0);
-    iso_assert_all(refused(&c, ISO_ERR_MISMATCH, "rank 2"));
+    iso_assert_all(daso_refused(&c, ISO_ERR_MISMATCH, "rank 2"));
 }
 
 // A rank of another group fails: every rank is told, and training goes on.

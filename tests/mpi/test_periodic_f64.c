@@ -199,19 +199,6 @@ Test(np3_periodic_f64, evaluation_shows_the_mean) { evaluation_shows_the_mean();
 
 // ---- Saved state ----------------------------------------------------------------------------------
 
-static iso_status exchange_state(trainer *t, int64_t step, bool save) {
-    iso_state *state;
-    int64_t found = step;
-    ISO_TRY(iso_state_create(&state));
-    iso_status status = iso_training_state(t->model, t->optimizer, state);
-    if (status >= 0)
-        status = save ? iso_resume_save(t->comm, resume_path(), step, state)
-                      : iso_resume_load(t->comm, resume_path(), state, &found);
-    iso_state_destroy(&state);
-    if (status >= 0 && !save) status = iso_training_loaded(t->model, t->optimizer);
-    return status;
-}
-
 static void train_on(trainer *t, int from, int to) {
     for (int step = from; step < to; step++) iso_assert_ok(trainer_step(t, step, NULL));
 }
@@ -222,11 +209,11 @@ static uint64_t end_of(const daso_case *c, int stop) {
     open_run(&t, c);
     train_on(&t, 0, stop);
     if (stop > 0) {
-        iso_assert_ok(exchange_state(&t, stop, true));
+        iso_assert_ok(daso_exchange_state(&t, stop, true));
         daso_close(&t);
         open_run(&t, c);
         train_on(&t, 0, stop % 3); // a past of its own
-        iso_assert_ok(exchange_state(&t, stop, false));
+        iso_assert_ok(daso_exchange_state(&t, stop, false));
     }
     train_on(&t, stop, STEPS);
     iso_assert_ok(daso_own_hash(&t, &hash));
@@ -298,10 +285,10 @@ Test(np2_periodic_f64, state_of_another_type_is_refused) {
     trainer t;
     open_run(&t, &c);
     train_on(&t, 0, 9);
-    iso_assert_ok(exchange_state(&t, 9, true));
+    iso_assert_ok(daso_exchange_state(&t, 9, true));
     daso_close(&t);
     c.train.build = build_smooth_wide;
     open_run(&t, &c);
-    iso_assert_all(exchange_state(&t, 9, false) == ISO_ERR_MISMATCH);
+    iso_assert_all(daso_exchange_state(&t, 9, false) == ISO_ERR_MISMATCH);
     daso_close(&t);
 }
