@@ -190,11 +190,10 @@ static iso_status check_length(const iso_strategy_context *context, const iso_da
               "run: lower them, or train longer",
               (long long)c->warmup_steps, (long long)c->cooldown_steps, (long long)c->total_steps,
               ISO_PLURAL(c->total_steps));
-    // What is sent first comes at the earliest after one step, or after a period of --wait steps;
-    // an automatic period is longer.
+    // What is sent first comes at the earliest after one step, or after a period that the wait
+    // makes long.
     int64_t wait = c->batches_to_wait, first = c->global_skip > wait ? 1 : wait;
-    if (c->global_skip < 0 && c->policy == ISO_POLICY_FIXED)
-        first = iso__larger(ISO_DASO_AUTO_SKIP, iso__daso_skip_for(wait));
+    if (c->global_skip < 0 && c->policy == ISO_POLICY_FIXED) first = iso__daso_skip_for(wait);
     ISO_CHECK(
         apart <= 0 || wait < 1 || wait <= apart - first, ISO_ERR_ARG,
         "--wait %lld is too long: no exchange would be merged in the %lld step%s between warm-up "
@@ -203,12 +202,18 @@ static iso_status check_length(const iso_strategy_context *context, const iso_da
     return ISO_OK;
 }
 
+// An automatic period is told by its first value: the other policies change it.
 static void warn_of_period(const iso_daso_config *c, int64_t apart, char *warning) {
-    if (c->global_skip < 1 || c->global_skip < apart) return;
+    bool chosen = c->global_skip < 0 && c->policy == ISO_POLICY_FIXED;
+    int64_t period = chosen
+                         ? iso__larger(ISO_DASO_AUTO_SKIP, iso__daso_skip_for(c->batches_to_wait))
+                         : c->global_skip;
+    if (period < 1 || period < apart) return;
     snprintf(warning, ISO_STRATEGY_WARNING,
-             "--period %lld is not shorter than the %lld step%s in which ranks train apart: they "
-             "exchange no parameters before the end of these steps: lower it, or train longer",
-             (long long)c->global_skip, (long long)apart, ISO_PLURAL(apart));
+             "%s %lld is not shorter than the %lld step%s in which ranks train apart: they "
+             "exchange no parameters before the end of these steps: %s, or train longer",
+             chosen ? "the automatic period of" : "--period", (long long)period, (long long)apart,
+             ISO_PLURAL(apart), chosen ? "give a shorter --period" : "lower it");
 }
 
 // The detector needs one epoch to compare with, and more than two that are no better.

@@ -400,6 +400,9 @@ Test(settings, of_daso_are_checked_together) {
     says("daso", "wait=19", 50, ""); // sent after 29 steps, merged after 48
     says("daso", "period=48", 50, "--period 48 is not shorter than the 48 steps");
     says("daso", "period=47", 50, "");
+    says("daso", "wait=1", 8, "the automatic period of 8 is not shorter than the 6 steps");
+    says("daso", "wait=1,period=4", 8, "");
+    says("daso", "wait=1", 50, "");
     says("daso", "policy=plateau", 40, "the policy plateau will change nothing");
     says("daso", "policy=plateau", 500, "");
     says("localsgd", "period=50", 50, "--period 50 is not shorter than the 50 steps");
