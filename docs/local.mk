@@ -29,6 +29,7 @@ nobase_dist_doc_DATA = \
     docs/studies/bytes-to-target.md \
     docs/studies/bytes-to-target.sh \
     docs/studies/exo-gym-copies.csv \
+    docs/studies/exo-gym-times.csv \
     docs/studies/exo-gym.csv \
     docs/studies/exo-gym.md \
     docs/studies/exo-gym.py \
