@@ -186,8 +186,8 @@ typedef enum iso_policy {
 // round: its number of steps, and the wait for the exchange sent now. When the first round
 // begins, nothing is sent. If the wait is 0, the average has already been taken, and the decision
 // sets the wait of the next send. Times and divergence are those of the previous exchange. Before
-// the first exchange they are 0, or as measured for an automatic wait. Without a warm-up the first
-// round begins in the first step(); its gradients are averaged as configured.
+// the first exchange they are 0, or as measured for an automatic wait (in the first round). Without
+// a warm-up the first round begins in the first step(); its gradients are averaged as configured.
 //
 // EPOCH: iso_daso_epoch_loss was called. If a round began in the last step, the decision applies to
 // that round; otherwise from the next round on.
@@ -255,10 +255,11 @@ typedef struct iso_daso_config {
     int64_t global_skip;
     int64_t max_global_skip; // upper limit for policies and for measured values
     // Batches from a send to its merge, at most global_skip: the merge precedes the next send. 0: a
-    // blocking full average. -1: automatic. It is measured when cycling begins, as the number of
-    // batches that an exchange takes, plus a margin of 3. It is at most global_skip if you set one,
-    // else at most max_global_skip. If an exchange takes longer, its merge blocks. If the first
-    // send comes before the third step, nothing is measured, and the wait is global_skip.
+    // blocking full average. -1: automatic. It is measured in the step before the first send, as
+    // the number of batches that an exchange takes, plus a margin of 3. The time of a batch is the
+    // median of the last 8. The wait is at most global_skip if you set one, else at most
+    // max_global_skip. If an exchange takes longer, its merge blocks. If the first send comes
+    // before the third step, or global_skip is 1, nothing is measured, and the wait is global_skip.
     int64_t batches_to_wait;
     int64_t local_skip; // batches between averages of gradients inside a node
     iso_scope unit;     // ISO_SCOPE_NODE; ISO_SCOPE_RANK: every rank is alone between syncs

@@ -118,11 +118,31 @@ static iso_status consult_policy(daso *self, iso_daso_observation *observed) {
 
 // ---- Steps ----------------------------------------------------------------------------------------
 
+// An earlier version measured at the end of warm-up.
+static iso_status check_replay(const daso *self) {
+    int64_t at = self->schedule.step;
+    for (int64_t i = 0; i < self->config.replay_count; i++)
+        ISO_CHECK(
+            self->config.replay[i].cause != ISO_CAUSE_MEASURED || self->config.replay[i].step == at,
+            ISO_ERR_ARG,
+            "the run that is repeated measured its wait in step %lld, and this version measures "
+            "it in step %lld: repeat it with the version that wrote the log",
+            (long long)self->config.replay[i].step, (long long)at);
+    return ISO_OK;
+}
+
+// A run that goes on just before has not timed a step.
+static int64_t measured_wait(const daso *self, double exchange_ms, double step_ms) {
+    bool known = step_ms > 0 || !(exchange_ms > 0);
+    return known ? iso__daso_wait_for(exchange_ms, step_ms) : self->schedule.global_skip;
+}
+
 static iso_status measure_wait(daso *self) {
     double exchange_ms, step_ms;
     const iso_daso_change *change = find_change(self, ISO_CAUSE_MEASURED);
+    ISO_TRY(check_replay(self));
     ISO_TRY(iso__periodic_measure(&self->engine, &exchange_ms, &step_ms));
-    int64_t wait = change ? change->batches_to_wait : iso__daso_wait_for(exchange_ms, step_ms);
+    int64_t wait = change ? change->batches_to_wait : measured_wait(self, exchange_ms, step_ms);
     iso__daso_schedule_measured(&self->schedule, wait);
     // An earlier version had another rule for the skip.
     if (change) self->schedule.global_skip = iso__larger(change->global_skip, wait);

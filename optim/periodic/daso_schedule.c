@@ -173,7 +173,7 @@ static iso__phase phase_of(const iso__daso_schedule *s, int64_t step) {
 }
 
 // An exchange takes no less than 4 steps (iso__daso_wait_for): what would be measured is longer
-// than such a skip, and there is no step to measure in before the send.
+// than such a skip, and there is no cycling step to measure in before the send.
 static void wait_unmeasured(iso__daso_schedule *s) {
     s->batches_to_wait = s->global_skip;
     s->measure = false;
@@ -196,8 +196,8 @@ static void begin_interval(iso__daso_schedule *s) {
     s->round_step = s->step;
     set_round_end(s);
     s->interval_local_skip = s->local_skip;
-    if (s->step > s->warmup || s->batches_to_wait >= 0 || s->step >= 2) return;
-    if (s->global_skip < 3 - s->step)
+    if (s->step > s->warmup || s->batches_to_wait >= 0 || !s->measure) return;
+    if (s->global_skip < iso__larger(3 - s->step, 2))
         wait_unmeasured(s);
     else
         s->measure_at = iso__larger(s->next_send, 3) - 1;
@@ -223,7 +223,7 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
     s->batches_to_wait = config->batches_to_wait;
     s->measure = config->batches_to_wait < 0;
     s->max_skip = iso__larger(s->global_skip, config->max_global_skip);
-    s->measure_at = s->warmup >= 2 ? s->warmup : -1;
+    s->measure_at = -1; // until the first round begins
     s->level_count = config->level_count;
     memcpy(s->level, config->level, sizeof(s->level));
     s->fragments = config->fragments;

@@ -340,8 +340,18 @@ iso_status iso__periodic_set_scope(iso__periodic *p, iso_scope scope) {
 static void measure_step(iso__periodic *p, int64_t now) {
     double waited = reducer_wait_ms(p) - p->reducer_wait_ms;
     if (p->last_step_ns == 0) return;
-    p->step_ms_sum += (double)(now - p->last_step_ns) * 1e-6 - waited;
+    double ms = (double)(now - p->last_step_ns) * 1e-6 - waited;
+    p->step_ms_sum += ms;
     p->step_ms_count++;
+    p->recent_ms[p->recent_count++ % ISO__RECENT_STEPS] = ms;
+}
+
+// The first steps of a run, and those of warm-up with their exchanges, take longer than the others.
+static double recent_step_ms(const iso__periodic *p) {
+    double ms[ISO__RECENT_STEPS];
+    int count = (int)iso__smaller(p->recent_count, ISO__RECENT_STEPS);
+    memcpy(ms, p->recent_ms, sizeof(ms));
+    return count > 0 ? iso__median(ms, count) : 0;
 }
 
 // Parameters stay equal where they are updated by the same gradients and from the same state.
@@ -370,7 +380,7 @@ iso_status iso__periodic_step(iso__periodic *p) {
 }
 
 iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *step_ms) {
-    double step = p->step_ms_count > 0 ? p->step_ms_sum / (double)p->step_ms_count : 0;
+    double step = recent_step_ms(p);
     ISO_TRY(iso_data_parallel_finish(p->data_parallel));
     ISO_TRY(iso__average_measure(p->exchange[0].average, 3, exchange_ms));
     ISO_TRY(iso_comm_allreduce_f64(p->comm, &step, 1, ISO_MAX));

@@ -41,6 +41,8 @@ static inline size_t iso__flat_next(iso__flat_cursor *cursor, const iso__span *s
 }
 
 // What an exchange carries, and in which type.
+enum { ISO__RECENT_STEPS = 8 }; // whose median time iso__periodic_measure takes
+
 typedef enum iso__payload {
     ISO__PAYLOAD_WIRE,  // the exchange while cycling
     ISO__PAYLOAD_FULL,  // a blocking full average
@@ -125,8 +127,10 @@ typedef struct iso__periodic {
     double last_wait_ms, own_divergence;
     double step_ms_sum; // since the last send, without waits
     int64_t step_ms_count, last_step_ns;
-    double reducer_wait_ms; // at the beginning of the current step
-    iso_daso_stats stats;   // bytes: those that the averages do not count
+    double recent_ms[ISO__RECENT_STEPS]; // the last steps, without waits; a ring
+    int64_t recent_count;                // of steps, since the start
+    double reducer_wait_ms;              // at the beginning of the current step
+    iso_daso_stats stats;                // bytes: those that the averages do not count
     struct {
         int64_t number[ISO__PERIODIC_NUMBERS];
         double metric[ISO__METRICS + 4];
@@ -168,7 +172,8 @@ iso_status iso__periodic_check_training(const iso__periodic *p);
 // The first makes a step of the inner optimizer. The second then carries out the plan of the owner.
 iso_status iso__periodic_step(iso__periodic *p);
 iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__payload payload);
-// Median ms of the first wire exchange, and of a step without waits; maximum over ranks.
+// Collective. Median ms of the first wire exchange, and of the last ISO__RECENT_STEPS steps without
+// waits; maximum over ranks.
 iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *step_ms);
 // Replaces *value by its mean over all ranks.
 iso_status iso__periodic_mean_number(iso__periodic *p, double *value);

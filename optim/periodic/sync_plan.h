@@ -100,7 +100,7 @@ typedef struct iso__daso_schedule {
     int64_t max_skip;                // upper limit of skip and wait
     bool auto_skip;                  // global_skip follows the wait
     int64_t global_skip, local_skip, batches_to_wait; // in force; wait -1: not yet measured
-    bool measure;                  // batches_to_wait is to be measured when cycling begins
+    bool measure;                  // batches_to_wait is to be measured before the first send
     bool whole;                    // the end of the run does not cut this round short
     int64_t measure_at, next_send; // steps
     int64_t interval_local_skip;   // local_skip of the steps up to next_send
@@ -173,9 +173,9 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
 // With fragments, fragment f has SEND or MERGE as iso_daso_config says; batches_to_wait 0: SEND and
 // FULL. There are no rounds. The end merges all fragments that are under way.
 //
-// A wait is counted in steps. After a warm-up of fewer than two steps, the time of a step is not
-// known yet: MEASURE is then one step before the first SEND. If that is before the third step,
-// nothing is measured, and the wait is global_skip.
+// A wait is counted in steps. MEASURE is one step before the first SEND, as late as it can be: the
+// first steps of a run, and those of warm-up, take longer than the others. If the first SEND is
+// before the third step, or follows each step, nothing is measured, and the wait is global_skip.
 //
 // Steps after the last one have no actions and next = WORLD. Without a warm-up the first round
 // begins before the first step; call iso__daso_schedule_begin all the same, which then has no
