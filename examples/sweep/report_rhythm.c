@@ -44,16 +44,16 @@ static double end_of_delays(const report_run *run) {
 int64_t report_resync(const report_run *run, double exchange_ms, double step_ms, report_sync *out) {
     const report_sync *first = first_delayed(run);
     double wait = fmin(ceil(exchange_ms / step_ms) + SPARE, max_period(run));
-    if (!chooses_period(run) || !first || !(wait > first->wait) || isnan(first->period)) return -1;
+    if (!chooses_period(run) || !first || !(wait > first->wait)) return -1;
     double period = fmax(fmin(ceil(1.5 * wait), max_period(run)), LEAST_PERIOD);
     double end = end_of_delays(run);
-    double sent = first->step - first->age - first->period + period;
+    double sent = first->step - first->age; // before which the wait is measured
     int64_t count = 0;
-    for (; sent + wait < end && count < run->sync_count; sent += period) {
+    for (; sent < end && count < run->sync_count; sent += period) {
+        double age = fmin(wait, end - sent); // the end merges what is under way
         out[count] = *first;
-        out[count].step = sent + wait;
-        out[count].age = out[count].wait = wait;
-        out[count].period = period;
+        out[count].step = sent + age;
+        out[count].age = out[count].wait = out[count].period = age; // it does not grow any more
         out[count++].wait_ms = 0;
     }
     for (int64_t s = 0; s < run->sync_count && count < run->sync_count; s++)

@@ -130,7 +130,7 @@ Test(report_predict, exchanges_of_parameters_hide_behind_the_steps_until_the_mer
 
 // An automatic wait grows up to the period; what daso times first takes longer, too.
 Test(report_predict, an_automatic_wait_hides_up_to_the_period) {
-    double timed = 3 * 0.1;
+    double timed = 4 * 0.1;
     assert_near(periodic(4, 6, "6", "auto", 0), 0.4 + 0.01 + timed);
     assert_near(periodic(4, 6, "auto", "auto", 0), 0.4 + timed);
 }
@@ -147,15 +147,18 @@ Test(report_predict, an_automatic_period_is_chosen_again) {
     strcpy(run.period_requested, "auto");
     strcpy(run.wait_requested, "auto");
     report_sync now[4];
-    cr_assert_eq(report_resync(&run, 56.1, 1.5, now), 3);
-    assert_near(now[0].step, 105); // sent in step 64, 2 of warm-up and a period of 62
+    cr_assert_eq(report_resync(&run, 56.1, 1.5, now), 4);
+    assert_near(now[0].step, 60); // sent in step 19, whatever the wait is
     assert_near(now[0].age, 41);
     assert_near(now[0].wait_ms, 0);
-    assert_near(now[1].step, 167);
-    assert_near(now[2].step, 198);
-    cr_assert_eq(report_resync(&run, 112.2, 1.5, now), 3); // wait and period are at most 64
-    assert_near(now[0].step, 130);
-    assert_near(now[1].step, 194);
+    assert_near(now[1].step, 122); // a period of 62 later
+    assert_near(now[2].step, 184);
+    assert_near(now[3].step, 198);
+    cr_assert_eq(report_resync(&run, 112.2, 1.5, now), 4); // wait and period are at most 64
+    assert_near(now[0].step, 83);
+    assert_near(now[1].step, 147);
+    assert_near(now[2].step, 198); // sent in step 147, merged at the end
+    assert_near(now[2].age, 51);
     cr_assert_eq(report_resync(&run, 11.2, 1.5, now), -1);
     run.settings = "--policy adaptive\n";
     cr_assert_eq(report_resync(&run, 56.1, 1.5, now), -1);
