@@ -98,6 +98,11 @@ bench --models mlp --batches 16 --peers a,b,c --resume
 is "$status $(sed 's/ .*//' calls | tr '\n' ' ')" "0 isotherm a " \
     "a turn that was not complete is measured anew, no other"
 is "$(cell isotherm median_ms) $(cell a median_ms) $(cell a ratio)" "4 8 0.3969" "its first half does not count"
+: >calls
+bench --models mlp --batches 256 --peers a --resume --minutes 0
+is "$status $(cat calls)" "1 " "--minutes ends it before the next trial"
+grep -q '^stopped: --resume' stderr
+result $? "and it says how to go on"
 
 # ---- Parts ----
 

@@ -13,10 +13,12 @@ number of ranks. Isotherm runs with its defaults and with as many threads.
 Emulated hosts need root. DIR has all samples (samples.jsonl), results.md, results.csv and ratios.svg.
 """
 import argparse
+import math
 import os
 import shlex
 import statistics
 import sys
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.dont_write_bytecode = True  # next to the sources
@@ -40,8 +42,15 @@ def between(low, value, high):
     return int(max(low, min(high, value)))
 
 
+class Paused(Exception):
+    """--minutes are over."""
+
+
 class Bench:
+    end = math.inf  # by the clock
+
     def __init__(self, options):
+        self.end = time.monotonic() + 60 * options.minutes
         self.options = options
         self.source = os.path.abspath(os.path.join(HERE, "../.."))
         self.samples = Samples(options.out, options.resume)
@@ -78,6 +87,10 @@ class Bench:
         return step_time(command_of(setting, command, environment, self.source, self.options.limit),
                          self.options.limit)
 
+    def pause_if_due(self):
+        if time.monotonic() > self.end:
+            raise Paused
+
     # ---- Trials --------------------------------------------------------------------------------------------
 
     def try_setting(self, name, cell, chosen, lengths):
@@ -85,6 +98,7 @@ class Bench:
         what = {"peer": name, "model": cell[1], "batch": cell[2], "ranks": SETTINGS[cell[0]][0], "chosen": chosen}
         known = self.samples.trial(what)
         if known is None:
+            self.pause_if_due()
             try:
                 known = {"ms": self.time(name, cell, chosen, *lengths)["step_ms_p50"]}
             except Failed as problem:
@@ -167,6 +181,7 @@ class Bench:
         plan = self.samples.plan(cell, programs) or self.trials(cell)
         self.samples.keep_plan(cell, *plan)
         for number in todo:
+            self.pause_if_due()
             if self.samples.begin_turn(cell, number, programs):
                 self.turn(cell, number, plan)
         middle = {name: round(statistics.median(ms), 3) for name, ms in self.samples.by_program(cell).items()}
@@ -222,6 +237,8 @@ def parse_options():
     parser.add_argument("--stages", type=int, default=4, help="of trials, where a peer has them: layout and "
                         "torch.compile, then fused SGD, then kept memory, then one thread (4)")
     parser.add_argument("--limit", type=int, default=600, help="seconds that a run may take (600)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="then stop before the next turn or trial; "
+                        "--resume goes on (no limit)")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="ranks share these (all)")
     parser.add_argument("--build", default=".", metavar="DIR", help="build tree, after \"make bench\" (.)")
     parser.add_argument("--env", default="peers-env", metavar="DIR", help="the peers' environments (peers-env)")
@@ -258,7 +275,7 @@ def main():
         bench.run()
     except FileExistsError as problem:
         sys.exit(f"error: {problem}")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Paused):
         sys.exit("stopped: --resume goes on from here")
 
 
