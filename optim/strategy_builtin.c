@@ -272,6 +272,8 @@ static iso_status check_daso(const iso_strategy_context *context, char *warning,
     ISO_TRY(read_config(context, user, &c, &outer));
     ISO_TRY(check_outer(context, &c));
     ISO_TRY(check_fragments(context, &c));
+    ISO_CHECK(c.level_count == 0 || c.policy == ISO_POLICY_FIXED, ISO_ERR_ARG,
+              "--levels and --policy cannot be combined: remove one of them");
     ISO_TRY(iso__daso_levels_check(&c, context->comm ? iso_comm_size(context->comm) : 0));
     ISO_TRY(iso__daso_rhythm_check(&c, &options));
     ISO_CHECK(!both_given(context, "warmup", "cooldown") || c.warmup + c.cooldown <= 1, ISO_ERR_ARG,
@@ -292,6 +294,21 @@ static iso_status check_daso(const iso_strategy_context *context, char *warning,
         warn_of_period(&c, end - warmup, warning);
     if (c.policy == ISO_POLICY_PLATEAU)
         warn_of_plateau(context->steps_per_epoch, warmup, end, c.total_steps, warning);
+    return ISO_OK;
+}
+
+static iso_status check_heat(const iso_strategy_context *context, char *warning, void *user) {
+    (void)user;
+    iso_daso_heat_config c;
+    if (context->total_steps <= 0 || context->steps_per_epoch <= 0) return ISO_OK;
+    ISO_TRY(heat_config(context, &c));
+    if (c.warmup_epochs < c.total_epochs - c.cooldown_epochs) return ISO_OK;
+    snprintf(
+        warning, ISO_STRATEGY_WARNING,
+        "the warm-up of %lld epoch%s and the cool-down of %lld leave none of the %lld epoch%s in "
+        "which nodes train apart: shorten them, or train longer",
+        (long long)c.warmup_epochs, ISO_PLURAL(c.warmup_epochs), (long long)c.cooldown_epochs,
+        (long long)c.total_epochs, ISO_PLURAL(c.total_epochs));
     return ISO_OK;
 }
 
@@ -377,6 +394,7 @@ const iso_strategy iso__builtin_strategy[] = {
      OF_DASO(daso, DASO)},
     {.name = "daso-heat",
      .text = "DASO as HeAT does it",
+     .check = check_heat,
      .wrap_optimizer = wrap_heat,
      OF_PARAMETERS(iso__heat_setting, ISO__HEAT_SETTINGS)},
     {.name = "localsgd",

@@ -281,13 +281,13 @@ sed '/"event":"run"/s/,"seed":.*/}/; s/"merge_ms_per_step":[^,]*,//' one/daso-pe
 run_alone "$sweep" --report older --target 0.2
 reads_older() {
     [ "$status" = 0 ] && ! grep -q machine older/daso-period2.jsonl &&
-        tr -d '\r' <older/runs.csv | grep -q '^daso-period2,1,.*,2,1,.*,,,$' && grep -q '<td class="text">2 ranks on 1 node</td>' older/report.html
+        tr -d '\r' <older/runs.csv | grep -q '^daso-period2,1,.*,2,1,.*,,,,A$' && grep -q '<td class="text">2 ranks on 1 node</td>' older/report.html
 }
 holds "results of an older version are read" reads_older
 ln -s /dev/zero older/endless.jsonl
 mkfifo older/pipe.jsonl
 run_alone timeout 10 "$sweep" --report older --target 0.2
-omits_them() { reads_older && [ "$(grep -c 'older/\(endless\|pipe\).jsonl has no results' stderr)" = 2 ]; }
+omits_them() { reads_older && [ "$(grep -c 'cannot read older/\(endless\|pipe\).jsonl: .*; the report omits it$' stderr)" = 2 ]; }
 holds "a link to a device and a pipe are omitted" omits_them
 refuses_report() { # pattern, arguments...
     sentence=$1
@@ -309,17 +309,56 @@ for period in 2 4; do
 done
 tells_twins_apart() {
     run_alone "$sweep" --report twin2 twin4 --out twins --baseline "m #2"
-    [ "$status" = 0 ] && [ "$(cut -d, -f1 twins/modes.csv | sort -u | tr '\n' ',')" = "m,m #2,run," ]
+    [ "$status" = 0 ] && [ "$(cut -d, -f1 twins/modes.csv | sort -u | tr '\n' ',')" = "m,m #2,run," ] &&
+        [ "$(cut -d, -f1 twins/points.csv | sort -u | tr '\n' ',')" = "m,m #2,run," ] &&
+        [ "$(cut -d, -f1 twins/runs.csv | sort -u | tr '\n' ',')" = "m,m #2,run," ] &&
+        [ "$(tr -d '\r' <twins/points.csv | awk -F, '{ print $NF }' | sort -u | tr '\n' ,)" = "A,setup," ]
 }
 holds "modes of one name are numbered, also for --baseline" tells_twins_apart
+holds "refused: a number that no mode has" refuses_report '--baseline m #7 is not the name of a run' --report twin2 twin4 \
+    --out refused --baseline "m #7"
+# As if the second had trained on a folder, by a version whose name is longer.
+mkdir elsewhere
+sed 's|--data digits|--data /set|; s/\("version":"[^"]*\)"/\1-x"/' twin2/m.jsonl >elsewhere/m.jsonl
+of_other_data() {
+    run_alone "$sweep" --report elsewhere twin2 --out both
+    [ "$status" = 0 ] && [ "$(cut -d, -f1,2 both/modes.csv | sort -u | tr '\n' ' ')" = "m,A m,B run,setup " ] &&
+        [ "$(tr -d '\r' <both/runs.csv | wc -l)" = 3 ]
+}
+holds "another data set is another setup" of_other_data
+mkdir other
+sed 's/"test_accuracy":[0-9.]*/"test_accuracy":0.5/' twin2/m.jsonl >other/m.jsonl
+says_other_results() {
+    run_alone "$sweep" --report twin2 other --out both
+    [ "$status" = 0 ] && one_sentence sweep 'other/m.jsonl is a run of another folder, too, with other results: .*' stderr
+}
+holds "a run with other results than its copy is told" says_other_results
+mkdir failing
+cp seeds/*.jsonl failing
+head -n 1 twin2/m.jsonl | sed 's/"name":"m"/"name":"first"/; s/"date":"[^"]*"/"date":"2000-01-01T00:00:00Z"/' >failing/first.failed
+echo '{"event":"failed","reason":"no luck"}' >>failing/first.failed
+compares_with_none() {
+    run_alone "$sweep" --report failing --out none
+    [ "$status" = 0 ] && [ "$(wc -l <none/comparisons.csv)" = 1 ] && grep -q 'No run of the baseline, first, has results' none/report.html
+}
+holds "if the first run fails, no other one becomes the baseline" compares_with_none
+mkdir longer
+sed 's/"seed":[0-9]*/"seed":77/; s/--seed [0-9]*/--seed 77/; s/\("version":"[^"]*\)"/\1-x"/' twin2/m.jsonl >longer/m-seed77.jsonl
+both_versions() {
+    run_alone "$sweep" --report longer twin2 --out versions
+    version=$(sed -n 's/.*"version":"\([^"]*\)".*/\1/p' twin2/m.jsonl | head -n 1)
+    [ "$status" = 0 ] && { grep -qF ">$version-x, $version<" versions/report.html || grep -qF ">$version, $version-x<" versions/report.html; }
+}
+holds "a version whose name begins as another one's is told, too" both_versions
 omits_half_logs() {
     echo '{"event":"summary"}' >>twin4/m.jsonl
     run_alone "$sweep" --report twin2 twin4 --out halves
-    grep -q 'twin4/m.jsonl has no results of a sweep' stderr && ! grep -q '^m #2' halves/modes.csv
+    grep -q 'twin4/m.jsonl does not hold the results of a finished run.*; the report omits it$' stderr &&
+        grep -q '1 run of 2 folders, without 1 file$' stdout && ! grep -q '^m #2' halves/modes.csv
 }
 holds "a log whose summary has no numbers is not believed" omits_half_logs
 refused "a shard that is not there" '--shard 3/3: give I/N' --shard 3/3 -- "a: --sync lazy"
-refused "a shard without runs" '--shard 2/3 has no run: there are only 2' --shard 2/3 --seeds 1,2 -- "a: --sync lazy"
+refused "a shard without runs" '--shard 2/3 has no run: the list has only 2' --shard 2/3 --seeds 1,2 -- "a: --sync lazy"
 
 # ---- A list without runs of the folder ----
 
@@ -334,7 +373,7 @@ echo '{"event":"epoch"}' >one/mine.jsonl
 # shellcheck disable=SC2086
 on_two "$sweep" --out one $common -- "lazy: --sync lazy"
 leaves_out() {
-    [ "$status" = 0 ] && grep -q '^sweep: one/mine.jsonl has no results of a sweep' stderr &&
+    [ "$status" = 0 ] && grep -q '^sweep: one/mine.jsonl does not hold the results .*; the report omits it$' stderr &&
         [ "$(wc -l <one/runs.csv)" = 5 ]
 }
 holds "a file of others in the folder is left out with a word" leaves_out
@@ -436,11 +475,11 @@ stateful() { # folder, steps of the second run, words before the program...; in 
 }
 status=0
 # shellcheck disable=SC2086  # flags are several words
-(stateful whole 200 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
-is_clean() { [ "$status" = 0 ] && [ -z "$(find whole -name '*.state*')" ] && [ "$(latest steps whole/long.jsonl)" = 200 ]; }
+(stateful whole 400 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
+is_clean() { [ "$status" = 0 ] && [ -z "$(find whole -name '*.state*')" ] && [ "$(latest steps whole/long.jsonl)" = 400 ]; }
 holds "no saved state is left of a run that was finished" is_clean
 # shellcheck disable=SC2086
-stateful killed 200 "$launcher" $flags -n 2 >stdout 2>stderr </dev/null &
+stateful killed 400 "$launcher" $flags -n 2 >stdout 2>stderr </dev/null &
 job=$!
 tries=0
 while ! ls killed/.long.state.step-* >/dev/null 2>&1 && [ $tries -lt 600 ]; do
@@ -458,7 +497,7 @@ holds "a killed sweep leaves the log and state of its run, and its lock until th
 cp -R killed changed
 status=0
 # shellcheck disable=SC2086
-(stateful killed 200 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
+(stateful killed 400 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
 steps_of() { # points.csv without times
     tr -d '\r' <"$1" | cut -d, -f1-3,5-
 }

@@ -38,7 +38,7 @@ typedef struct report_run {
     char *name, *options,
         *settings;                  // options: as they were given; settings: a line for each option
     char *machine, *version, *date; // date: when the run began
-    double seed, ranks, nodes;
+    double seed, ranks, nodes, test_images;
     report_point *points;
     report_sync *syncs;
     int64_t point_count, sync_count;

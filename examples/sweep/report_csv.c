@@ -40,18 +40,31 @@ static void end_line(FILE *to) { fputs("\r\n", to); }
 
 // ---- Runs ---------------------------------------------------------------------------------------
 
+// The name of a mode: "name #2" tells it from another one of this name.
+static void name_field(FILE *to, const report_groups *all, const report_run *run) {
+    const report_group *group = report_group_of(all, run);
+    text_field(to, group ? group->name : run->name);
+}
+
+static void next_setup(FILE *to, const report_groups *all, const report_run *run) {
+    const report_group *group = report_group_of(all, run);
+    putc(',', to);
+    if (group) text_field(to, all->setups[group->setup].letter);
+}
+
 void report_write_points(FILE *to, const report_groups *all) {
     const report *study = all->study;
-    fputs("run,seed,step,seconds,bytes,train_loss,test_accuracy\r\n", to);
+    fputs("run,seed,step,seconds,bytes,train_loss,test_accuracy,setup\r\n", to);
     for (int64_t r = 0; r < study->count; r++) {
         const report_run *run = &study->runs[r];
         for (int64_t i = 0; i < run->point_count; i++) {
             const report_point *p = &run->points[i];
-            text_field(to, run->name);
+            name_field(to, all, run);
             number_fields(to,
                           (double[]){run->seed, p->step, p->seconds, p->bytes, p->train_loss,
                                      p->test_accuracy},
                           6);
+            next_setup(to, all, run);
             end_line(to);
         }
     }
@@ -59,40 +72,43 @@ void report_write_points(FILE *to, const report_groups *all) {
 
 void report_write_syncs(FILE *to, const report_groups *all) {
     const report *study = all->study;
-    fputs("run,seed,step,divergence,wait_ms,exchange_ms,period,wait\r\n", to);
+    fputs("run,seed,step,divergence,wait_ms,exchange_ms,period,wait,setup\r\n", to);
     for (int64_t r = 0; r < study->count; r++) {
         const report_run *run = &study->runs[r];
         for (int64_t i = 0; i < run->sync_count; i++) {
             const report_sync *s = &run->syncs[i];
-            text_field(to, run->name);
+            name_field(to, all, run);
             number_fields(to,
                           (double[]){run->seed, s->step, s->divergence, s->wait_ms, s->exchange_ms,
                                      s->period, s->wait},
                           7);
+            next_setup(to, all, run);
             end_line(to);
         }
     }
 }
 
 // What is known of every run, whether it failed or not.
-static void begin_run(FILE *to, const report_run *run) {
-    text_field(to, run->name);
+static void begin_run(FILE *to, const report_groups *all, const report_run *run) {
+    name_field(to, all, run);
     number_fields(to, &run->seed, 1);
     next_text(to, run->options);
 }
 
-static void end_run(FILE *to, const report_run *run) {
+static void end_run(FILE *to, const report_groups *all, const report_run *run) {
     number_fields(to, (double[]){run->ranks, run->nodes}, 2);
     next_text(to, run->machine);
     next_text(to, run->version);
     next_text(to, run->date);
     next_text(to, run->failure);
+    next_setup(to, all, run);
     end_line(to);
 }
 
 enum { RUN_NUMBERS = 15 };
 
-static void write_run(FILE *to, const report *study, const report_run *run) {
+static void write_run(FILE *to, const report_groups *all, const report_run *run) {
+    const report *study = all->study;
     const report_point *at = report_reached(run, study->target);
     double numbers[RUN_NUMBERS] = {study->target,
                                    report_target_seconds(study, run),
@@ -109,10 +125,10 @@ static void write_run(FILE *to, const report *study, const report_run *run) {
                                    report_compute_ms(study, run),
                                    report_exposed_share(study, run) / 100,
                                    (double)run->sync_count};
-    begin_run(to, run);
+    begin_run(to, all, run);
     number_fields(to, numbers, RUN_NUMBERS);
     fprintf(to, ",%s,%s,%s,%s", run->period, run->period_requested, run->wait, run->wait_requested);
-    end_run(to, run);
+    end_run(to, all, run);
 }
 
 void report_write_runs(FILE *to, const report_groups *all) {
@@ -122,14 +138,14 @@ void report_write_runs(FILE *to, const report_groups *all) {
     fputs("run,seed,options,target,seconds_to_target,steps_to_target,bytes_to_target,test_accuracy,"
           "train_loss,steps,seconds,steps_per_second,bytes,wait_ms_per_step,merge_ms_per_step,"
           "compute_ms_per_step,share_waited,syncs,period,period_requested,wait,wait_requested,"
-          "ranks,nodes,machine,version,date,failure\r\n",
+          "ranks,nodes,machine,version,date,failure,setup\r\n",
           to);
-    for (int64_t r = 0; r < study->count; r++) write_run(to, study, &study->runs[r]);
+    for (int64_t r = 0; r < study->count; r++) write_run(to, all, &study->runs[r]);
     for (int64_t r = 0; r < study->failed_count; r++) {
-        begin_run(to, &study->failed[r]);
+        begin_run(to, all, &study->failed[r]);
         number_fields(to, unknown, RUN_NUMBERS);
         fputs(",,,,", to);
-        end_run(to, &study->failed[r]);
+        end_run(to, all, &study->failed[r]);
     }
 }
 

@@ -13,6 +13,8 @@
 
 static bool is_same_text(const char *a, const char *b) { return a && b ? !strcmp(a, b) : a == b; }
 static bool is_same_number(double a, double b) { return a == b || (isnan(a) && isnan(b)); }
+// Logs of older versions do not have all numbers.
+static bool is_other_number(double a, double b) { return !isnan(a) && !isnan(b) && a != b; }
 static size_t line_length(const char *text) { return strcspn(text, "\n"); }
 
 bool report_is_seed_line(const char *line) { return strncmp(line, "--seed ", 7) == 0; }
@@ -29,11 +31,19 @@ static bool is_default_line(const char *line) {
            (strlen(initial) == length && strncmp(value, initial, length) == 0);
 }
 
-// Where the data set lies is the machine's. What only one version lists counts if it was given.
+// Where a data set lies is the machine's, but the built-in digits are another one.
+static bool is_same_data(const char *line, const char *other) {
+    static const char digits[] = "--data digits";
+    size_t length = sizeof(digits) - 1;
+    return !other || !strncmp(line, digits, length) == !strncmp(other, digits, length);
+}
+
+// What only one version lists counts if it was given.
 static bool is_same_line(const char *line, const char *other) {
     size_t length = line_length(line);
     const char *same = other ? train_options_line(other, line) : NULL;
-    if (report_is_seed_line(line) || strncmp(line, "--data ", 7) == 0) return true;
+    if (report_is_seed_line(line)) return true;
+    if (strncmp(line, "--data ", 7) == 0) return is_same_data(line, same);
     if (!same) return is_default_line(line);
     return line_length(same) == length && strncmp(same, line, length) == 0;
 }
@@ -55,6 +65,7 @@ static bool is_same_settings(const report_run *a, const report_run *b, bool shar
 
 static bool is_same_setup(const report_run *a, const report_run *b) {
     return is_same_number(a->ranks, b->ranks) && is_same_number(a->nodes, b->nodes) &&
+           !is_other_number(a->test_images, b->test_images) &&
            is_same_text(a->machine, b->machine) && is_same_settings(a, b, true);
 }
 
@@ -89,13 +100,22 @@ static void insert_run(report_group *group, const report_run *run) {
     group->runs[at] = run;
 }
 
+static bool has_version(const report_setup *setup, const char *version) {
+    size_t length = strlen(version);
+    for (const char *at = setup->versions; at; at = strstr(at, ", ")) {
+        if (*at == ',') at += 2;
+        if (strncmp(at, version, length) == 0 && (!at[length] || at[length] == ',')) return true;
+    }
+    return false;
+}
+
 // Dates sort as text.
 static void note_run(report_setup *setup, const report_run *run) {
     const char *date = run->date;
     size_t used = strlen(setup->versions);
     if (date && (!setup->begun || strcmp(date, setup->begun) < 0)) setup->begun = date;
     if (date && (!setup->latest || strcmp(date, setup->latest) > 0)) setup->latest = date;
-    if (run->version && !strstr(setup->versions, run->version))
+    if (run->version && !has_version(setup, run->version))
         snprintf(setup->versions + used, sizeof(setup->versions) - used, "%s%s", used ? ", " : "",
                  run->version);
 }
@@ -129,7 +149,7 @@ static void label_group(report_groups *all, int64_t i) {
     if (twins > 1) snprintf(number, sizeof(number), " #%d", twins);
     if (all->setup_count > 1)
         snprintf(setup, sizeof(setup), " [%s]", all->setups[group->setup].letter);
-    snprintf(group->name, sizeof(group->name), "%.60s%s", group->first->name, number);
+    snprintf(group->name, sizeof(group->name), "%.70s%s", group->first->name, number);
     snprintf(group->label, sizeof(group->label), "%s%s", group->name, setup);
 }
 
@@ -155,6 +175,13 @@ void report_groups_free(report_groups *groups) {
     free(groups->setups);
     free(groups->room);
     *groups = (report_groups){0};
+}
+
+const report_group *report_group_of(const report_groups *all, const report_run *run) {
+    for (int64_t i = 0; i < all->count; i++)
+        for (int64_t k = 0; k < all->groups[i].count; k++)
+            if (all->groups[i].runs[k] == run) return &all->groups[i];
+    return NULL;
 }
 
 // ---- Numbers of a group -------------------------------------------------------------------------

@@ -16,8 +16,8 @@ typedef struct report_setup {
 
 // The runs of one mode: they have the same name, settings and setup, and different seeds.
 typedef struct report_group {
-    char name[80];  // of its runs; "name #2" if other runs of the setup have it, too
-    char label[96]; // the name; with more setups than one "name [A]"
+    char name[96];   // of its runs; "name #2" if other runs of the setup have it, too
+    char label[112]; // the name; with more setups than one "name [A]"
     const report_run *first;
     int64_t setup;
     const report_run **runs; // in the order of their seeds
@@ -37,6 +37,9 @@ typedef struct report_groups {
 // Refers to the runs of the study. Call report_groups_free also after a failure.
 iso_status report_groups_make(const report *study, report_groups *out);
 void report_groups_free(report_groups *groups);
+
+// The group of a run of the study that did not fail; NULL: it has none.
+const report_group *report_group_of(const report_groups *all, const report_run *run);
 
 // Whether the line of settings may differ inside a group.
 bool report_is_seed_line(const char *line);

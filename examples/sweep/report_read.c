@@ -195,6 +195,7 @@ static void take_summary(report_run *run, const char *line) {
     run->train_loss = number_of(line, "train_loss");
     run->train_loss_steps = number_of(line, "train_loss_steps");
     run->test_accuracy = number_of(line, "test_accuracy");
+    run->test_images = number_of(line, "test_images");
     run->wait_ms_per_step = number_of(line, "wait_ms_per_step");
     run->exchange_alone_ms = number_of(line, "exchange_alone_ms");
     run->bytes_per_step = number_of(line, "bytes_per_step");
@@ -270,7 +271,7 @@ static FILE *open_log(const char *path) {
 }
 
 iso_status report_run_read(const char *path, report_run *out) {
-    report_run run = {.steps = NAN, .seed = NAN, .ranks = NAN, .nodes = NAN};
+    report_run run = {.steps = NAN, .seed = NAN, .ranks = NAN, .nodes = NAN, .test_images = NAN};
     FILE *from = open_log(path);
     if (!from)
         return train_error(ISO_ERR_IO, "cannot read %s: %s", path,

@@ -196,8 +196,22 @@ static void write_test(FILE *to, const report_groups *all, int64_t g, int metric
     fputs("</tr>\n", to);
 }
 
+static bool has_baseline(const report_groups *all) {
+    const char *name = all->study->baseline;
+    for (int64_t g = 0; g < all->count && name; g++)
+        if (strcmp(all->groups[g].name, name) == 0) return true;
+    return !name;
+}
+
 void report_write_tests(FILE *to, const report_groups *all) {
     if (most_seeds(all) < 2) return;
+    if (!has_baseline(all)) {
+        fputs("<h2>Differences from the baseline</h2>\n<p class=\"note\">No run of the baseline, ",
+              to);
+        report_escape(to, all->study->baseline);
+        fputs(", has results.</p>\n", to);
+        return;
+    }
     fputs(
         "<h2>Differences from the baseline</h2>\n"
         "<p class=\"note\">Mode minus baseline, paired by seed: mean difference, its 95 % "

@@ -201,6 +201,14 @@ static void destroy_sweep(sweep *self) {
     sweep_list_free(&self->list);
 }
 
+static void tell_merged(const sweep *self, int folders) {
+    printf("report    %s/report.html: %d run%s of %d folder%s", self->folder, self->earlier_count,
+           self->earlier_count == 1 ? "" : "s", folders, folders == 1 ? "" : "s");
+    if (self->omitted > 0)
+        printf(", without %d file%s", self->omitted, self->omitted == 1 ? "" : "s");
+    putchar('\n');
+}
+
 // Without MPI, which needs a launcher on some machines.
 static iso_status merge_folders(sweep *self, int argc, char **argv) {
     char **folders;
@@ -208,10 +216,7 @@ static iso_status merge_folders(sweep *self, int argc, char **argv) {
     iso_status status = sweep_options_report(self, argc, argv, &folders, &count);
     if (status == ISO_OK && !print_information(self, 0)) {
         status = sweep_merge(self, folders, count);
-        if (status == ISO_OK && !self->quiet)
-            printf("report    %s/report.html: %d run%s of %d folder%s\n", self->folder,
-                   self->earlier_count, self->earlier_count == 1 ? "" : "s", count,
-                   count == 1 ? "" : "s");
+        if (status == ISO_OK && !self->quiet) tell_merged(self, count);
     }
     sweep_store_close();
     free(folders);

@@ -26,6 +26,7 @@ typedef struct sweep {
     report_run *results; // likewise; name NULL: the run is not made yet; some runs may have failed
     report_run *earlier; // results in the folder whose runs are not in the list
     int earlier_count;
+    int omitted; // files of folders that --report cannot use
     train_world world;
     bool stopped; // by a signal; the state of the run that was being made is saved
 } sweep;

@@ -56,7 +56,10 @@ bool sweep_folder_read(const char *folder, const char *file, size_t length, repo
     if (snprintf(path, sizeof(path), "%s/%s", folder, file) >= PATH_MAX) return false;
     iso_status status = report_run_read(path, out);
     if (status == ISO_OK && is_file_of(out, file, length)) return true;
-    fprintf(stderr, "sweep: %s has no results of a sweep: the report omits it\n", path);
+    if (status < 0)
+        fprintf(stderr, "sweep: %s; the report omits it\n", train_error_text());
+    else
+        fprintf(stderr, "sweep: %s holds the run %s: the report omits it\n", path, out->name);
     if (status == ISO_OK) report_run_free(out);
     (void)train_error(ISO_OK, "%s", ""); // no error
     return false;

@@ -1,19 +1,30 @@
 // SPDX-License-Identifier: MIT
 // Writes one report on the runs of several folders, without MPI.
+#include "report_groups.h"
 #include "sweep.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+static bool is_same_result(const report_run *a, const report_run *b) {
+    bool failed = a->failure != NULL; // both of them
+    return failed || (a->test_accuracy == b->test_accuracy && a->train_loss == b->train_loss);
+}
+
 // A run that is there twice, as in a copy, is no second observation.
 static iso_status take_file(sweep *self, const char *folder, const char *file, size_t length) {
     report_run run;
-    if (!sweep_folder_read(folder, file, length, &run)) return ISO_OK;
+    if (!sweep_folder_read(folder, file, length, &run)) {
+        self->omitted++;
+        return ISO_OK;
+    }
     for (int i = 0; i < self->earlier_count; i++) {
         const report_run *other = &self->earlier[i];
         if (!report_same_run(other, &run) || !other->failure != !run.failure) continue;
-        fprintf(stderr, "sweep: %s/%s is a run of another folder, too: the report has it once\n",
-                folder, file);
+        fprintf(stderr, "sweep: %s/%s is a run of another folder, too%s\n", folder, file,
+                is_same_result(other, &run)
+                    ? ": the report has it once"
+                    : ", with other results: the report has the first, not this one");
         report_run_free(&run);
         return ISO_OK;
     }
@@ -38,20 +49,30 @@ static void sort_runs(sweep *self) {
     }
 }
 
-// "NAME", or "NAME #2" where several modes have the name.
-static bool has_name(const report_run *run, const char *name) {
-    size_t length = strlen(run->name);
-    return strncmp(run->name, name, length) == 0 &&
-           (name[length] == 0 || strncmp(name + length, " #", 2) == 0);
+// "NAME", or "NAME #2" where several modes have the name. Runs that failed have no mode.
+static iso_status find_mode(const sweep *self, const char *name, bool *found) {
+    report study = {.runs = calloc((size_t)self->earlier_count + 1, sizeof(*study.runs))};
+    report_groups modes = {0};
+    for (int i = 0; i < self->earlier_count && study.runs; i++)
+        if (!self->earlier[i].failure) study.runs[study.count++] = self->earlier[i];
+    iso_status status = study.runs
+                            ? report_groups_make(&study, &modes)
+                            : train_error(ISO_ERR_NOMEM, "out of memory for the list of modes");
+    *found = false;
+    for (int64_t i = 0; i < modes.count && status == ISO_OK; i++)
+        *found |= strcmp(modes.groups[i].name, name) == 0;
+    report_groups_free(&modes);
+    free(study.runs);
+    return status;
 }
 
 static iso_status check_runs(const sweep *self) {
     if (self->earlier_count == 0)
         return train_error(ISO_ERR_ARG, "--report: there are no results of a sweep in %s",
                            self->report);
-    for (int i = 0; self->baseline && i < self->earlier_count; i++)
-        if (has_name(&self->earlier[i], self->baseline)) return ISO_OK;
-    if (!self->baseline) return ISO_OK;
+    bool found = true;
+    if (self->baseline) TRY(find_mode(self, self->baseline, &found));
+    if (found) return ISO_OK;
     return train_error(ISO_ERR_ARG, "--baseline %.80s is not the name of a run, such as %s",
                        self->baseline, self->earlier[0].name);
 }

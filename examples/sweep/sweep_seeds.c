@@ -102,5 +102,5 @@ iso_status sweep_list_shard(sweep_list *list, const char *shard) {
     int before = list->count;
     list->count = kept;
     if (kept > 0 || before == 0) return ISO_OK;
-    return train_error(ISO_ERR_ARG, "--shard %s has no run: there are only %d", shard, before);
+    return train_error(ISO_ERR_ARG, "--shard %s has no run: the list has only %d", shard, before);
 }

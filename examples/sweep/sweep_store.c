@@ -216,6 +216,13 @@ iso_status sweep_store_open(sweep *self) {
 
 void sweep_store_close(void) { train_lock_release(); }
 
+// By default the first run, whether it succeeds or not.
+static const char *baseline_of(const sweep *self) {
+    if (self->baseline) return self->baseline;
+    if (self->list.count > 0) return self->list.entries[0]->name;
+    return self->earlier_count > 0 ? self->earlier[0].name : NULL;
+}
+
 static void add_to_report(report *study, const report_run *run) {
     if (run->failure)
         study->failed[study->failed_count++] = *run;
@@ -226,7 +233,7 @@ static void add_to_report(report *study, const report_run *run) {
 iso_status sweep_report(const sweep *self) {
     report study = {.title = "Strategies of synchronisation compared",
                     .target = self->target,
-                    .baseline = self->baseline,
+                    .baseline = baseline_of(self),
                     .network = self->network,
                     .final = left_runs(self) == 0};
     size_t count = (size_t)(self->list.count + self->earlier_count);

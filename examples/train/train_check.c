@@ -128,8 +128,8 @@ static iso_status check_validation(const train_options *o) {
 static iso_status check_replay(const train_options *o) {
     if (!o->replay || train_setting_of(o->sync, "period")) return ISO_OK;
     return train_error(ISO_ERR_ARG,
-                       "--replay needs a --sync that has a --period: --sync %s depends on no time, "
-                       "and the same options repeat its results",
+                       "--replay needs a --sync with a setting \"period\": --sync %s has none; "
+                       "modes of Isotherm without it repeat their results with the same options",
                        o->sync);
 }
 

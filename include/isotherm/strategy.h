@@ -103,6 +103,7 @@ typedef struct iso_strategy_context {
     int64_t total_steps, steps_per_epoch; // updates
     iso_settings *settings;               // may be NULL
     // As in iso_daso_config, for strategies that are daso with other settings; others ignore them.
+    // The program train offers --replay for strategies that have a setting named "period".
     void (*changed)(const iso_daso_change *change, void *user);
     void *changed_user;
     const iso_daso_change *replay;

@@ -82,8 +82,8 @@ static iso_status check_rise(const char *text, const char *of, int64_t before, i
 static iso_status check_groups(const iso_daso_config *c, const char *text, int ranks) {
     for (int i = 0; i < c->level_count; i++)
         ISO_CHECK(ranks % c->level[i].ranks == 0, ISO_ERR_ARG,
-                  "levels %s: %d ranks cannot be divided into groups of %d: give a divisor", text,
-                  ranks, c->level[i].ranks);
+                  "levels %s: %d rank%s cannot be divided into groups of %d: give a divisor", text,
+                  ranks, ISO_PLURAL(ranks), c->level[i].ranks);
     int last = c->level[c->level_count - 1].ranks;
     ISO_CHECK(last == ranks, ISO_ERR_ARG,
               "levels %s: the last level averages over %d rank%s, and there are %d: end with a "

@@ -403,6 +403,10 @@ Test(settings, of_daso_are_checked_together) {
     says("daso", "wait=1", 8, "the automatic period of 8 is not shorter than the 6 steps");
     says("daso", "wait=1,period=4", 8, "");
     says("daso", "wait=1", 50, "");
+    says("localsgd", "levels=8:2,policy=qsr", 50, "--levels and --policy cannot be combined");
+    says("daso-heat", "warmup-epochs=5", 10,
+         "the warm-up of 5 epochs and the cool-down of 0 leave none");
+    says("daso-heat", "warmup-epochs=5", 100, "");
     says("daso", "policy=plateau", 40, "the policy plateau will change nothing");
     says("daso", "policy=plateau", 500, "");
     says("localsgd", "period=50", 50, "--period 50 is not shorter than the 50 steps");
