@@ -66,6 +66,7 @@ nobase_dist_doc_DATA += \
     examples/support/watch.h
 # Written by hand; installed with the prefix of the programs. tests/check_man.sh compares them with --help.
 dist_man_MANS = \
+    docs/man/elastic.1 \
     docs/man/get-mnist.1 \
     docs/man/mnist-daso.1 \
     docs/man/mnist.1 \

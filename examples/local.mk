@@ -192,11 +192,14 @@ endif
 EXTRA_DIST += examples/own_arrays.f90
 
 # Beside the programs in a build tree, too.
-bin_SCRIPTS += bin/get-mnist
+bin_SCRIPTS += bin/elastic bin/get-mnist
+bin/elastic: examples/elastic/elastic.sh config.status
+	@$(MKDIR_P) bin
+	$(AM_V_GEN)rm -f $@ && sed 's/[@]PACKAGE_VERSION[@]/$(PACKAGE_VERSION)/' $(srcdir)/examples/elastic/elastic.sh >$@ && chmod a+rx,a-w $@
 bin/get-mnist: examples/get_mnist/get_mnist.sh config.status
 	@$(MKDIR_P) bin
 	$(AM_V_GEN)rm -f $@ && sed 's/[@]PACKAGE_VERSION[@]/$(PACKAGE_VERSION)/' $(srcdir)/examples/get_mnist/get_mnist.sh >$@ && chmod a+rx,a-w $@
-CLEANFILES += bin/get-mnist
-EXTRA_DIST += examples/get_mnist/get_mnist.sh
+CLEANFILES += bin/elastic bin/get-mnist
+EXTRA_DIST += examples/elastic/elastic.sh examples/get_mnist/get_mnist.sh
 
 EXTRA_DIST += examples/train/trace_svg.py

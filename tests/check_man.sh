@@ -32,7 +32,7 @@ of_page() { # page
     awk '/^\.TP/ { getline; print }' "$1" | sed 's/\\f[BIR]//g; s/\\-/-/g' | grep '^--' | sort
 }
 
-for program in train sweep predict postmortem mnist mnist-daso get-mnist; do
+for program in train sweep predict postmortem mnist mnist-daso get-mnist elastic; do
     page=$root/docs/man/$program.1
     timeout -k 5 60 "bin/$program" --help 2>&1 </dev/null | of_help >"$work/help"
     of_page "$page" >"$work/page"
@@ -47,11 +47,11 @@ for program in train sweep predict postmortem mnist mnist-daso get-mnist; do
     fi
 done
 
-installed "$work/dest" && find "$work/dest" -name '*.1' | wc -l >"$work/output" && grep -qx ' *7' "$work/output"
-result $? "make install installs seven pages"
+installed "$work/dest" && find "$work/dest" -name '*.1' | wc -l >"$work/output" && grep -qx ' *8' "$work/output"
+result $? "make install installs eight pages"
 programs=$(find "$work/dest" -name '*.1' | sed 's/.*\///; s/\.1$//' | sort | tr '\n' ' ')
 transform=$(sed -n 's/^program_transform_name = //p' Makefile | sed 's/\$\$/$/g')
-expected=$(printf '%s\n' train sweep predict postmortem mnist mnist-daso get-mnist | sed "$transform" | sort | tr '\n' ' ')
+expected=$(printf '%s\n' train sweep predict postmortem mnist mnist-daso get-mnist elastic | sed "$transform" | sort | tr '\n' ' ')
 echo "installed: $programs expected: $expected" >"$work/output"
 [ "$programs" = "$expected" ]
 result $? "pages are installed under the names of the programs"

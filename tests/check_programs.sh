@@ -756,7 +756,7 @@ wait "$job" || status=$?
 result $? "a rank that dies ends the job within 30 s"
 
 good=0
-for program in "$train" "$mnist" "$mnist_daso" "$own_arrays" "$programs/get-mnist"; do
+for program in "$train" "$mnist" "$mnist_daso" "$own_arrays" "$programs/get-mnist" "$programs/elastic"; do
     "$program" --help >help 2>&1
     run 0 "$program" -h
     [ "$status" = 0 ] && [ -s help ] && cmp -s help stdout || good=1

@@ -26,7 +26,7 @@ minor=${number#"$major".}
 minor=${minor%".$patch"}
 expr "$number" : '[0-9]*\.[0-9]*\.[0-9]*$' >/dev/null || echo "not ok - configure.ac has the version \"$version\""
 
-for program in train sweep predict postmortem mnist mnist-daso get-mnist; do
+for program in train sweep predict postmortem mnist mnist-daso get-mnist elastic; do
     result "$program --version" "$(timeout -k 5 60 "bin/$program" --version 2>&1 </dev/null)" "isotherm $version"
 done
 result isotherm.pc "$(sed -n 's/^Version: //p' isotherm.pc)" "$version"

@@ -22,6 +22,7 @@ SCRIPT_TESTS = \
     tests/check_data.sh \
     tests/check_docs.sh \
     tests/check_doxygen.sh \
+    tests/check_elastic.sh \
     tests/check_faults.sh \
     tests/check_extend.sh \
     tests/check_fortran.sh \

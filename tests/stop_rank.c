@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 // To be preloaded (LD_PRELOAD) into one rank of a program: stops the process where it calls the
 // function that STOP_AT names, and for ever. STOP_AFTER in the environment: so many calls pass
-// first, of a function with at most six arguments, integers or pointers.
+// first, of a function with at most six arguments, integers or pointers. STOP_GOES_ON: each
+// time only until SIGCONT.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 #define TEXT(name)  #name
@@ -16,7 +18,7 @@ function STOP_AT;
 int STOP_AT(long a, long b, long c, long d, long e, long f) {
     static int calls;
     const char *pass = getenv("STOP_AFTER");
-    if (pass && calls++ < atoi(pass))
-        return ((function *)dlsym(RTLD_NEXT, NAME(STOP_AT)))(a, b, c, d, e, f);
-    for (;;) raise(SIGSTOP);
+    bool passes = pass && calls++ < atoi(pass);
+    for (bool goes_on = passes; !goes_on; goes_on = getenv("STOP_GOES_ON")) raise(SIGSTOP);
+    return ((function *)dlsym(RTLD_NEXT, NAME(STOP_AT)))(a, b, c, d, e, f);
 }
