@@ -111,7 +111,12 @@ launcher_ends() { # seconds of ISO_WATCHDOG
         --test-limit 50 --log "$work/log"
 }
 
-echo "1..14"
+# elastic ends an mpirun that waits for a host that is cut off, and starts again on the others.
+run_goes_on() {
+    cluster 3 sh "$here/lose_host.sh" "$work" $train --epochs 1000000 --threads 1 --eval-every 20 --test-limit 50
+}
+
+echo "1..15"
 result "ranks run on hosts of their own" hosts_differ
 result "a link takes 0.9 to 1.3 of the time that its rate says" rate_holds
 result "node groups are the hosts: 4 ranks on 2 hosts" groups_are_hosts 2 4 "2 2"
@@ -126,3 +131,4 @@ result "a host whose link is down is named" host_is_named cut
 result "a host from which all packets are lost is named" host_is_named loss
 result "a message says how to end mpirun, which waits for a host that is cut off" launcher_ends 0
 result "the watchdog ends mpirun, which waits for a host that is cut off" launcher_ends 3
+result "a run goes on without a host that is cut off" run_goes_on
