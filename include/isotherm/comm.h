@@ -88,6 +88,12 @@ typedef enum iso_reduce { ISO_SUM, ISO_MAX, ISO_MIN } iso_reduce;
 // end the job (MPI_Abort) then. Until the job ends, do not free or reuse memory that MPI may still
 // use: buffers of more than 64 KiB, and all data of iso_comm_gather. Later collectives on this
 // communicator do not wait: they return ISO_ERR_TIMEOUT unless they complete at once.
+//
+// All ranks get the same bits of a sum. With Rabenseifner's algorithm (the default, see
+// ISO_IALLREDUCE) the order of a sum of doubles is a tree: of P ranks, B beyond a power of two, the
+// first 2 B are added in pairs, 0 + 1, 2 + 3, and so on. Of the sums and ranks that remain,
+// neighbours are added, then neighbours of these sums, until one is left: (0 + 1) + (2 + 3) with
+// four ranks, ((0 + 1) + 2) + (3 + 4) with five.
 iso_status iso_comm_barrier(iso_comm *comm);
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root);
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op);
@@ -136,7 +142,9 @@ iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what
 // ring is assumed.
 //
 // In shared memory and by NCCL, an all-reduce counts 2 (P - 1) n bytes inside the node. A mean of n
-// bytes over P nodes (daso) counts 2 (P - 1) n bytes, and a broadcast from one rank (P - 1) n.
+// bytes over P nodes (daso) counts 2 (P - 1) n bytes, and a broadcast from one rank (P - 1) n. (A
+// blocking one of 64 KiB or more to over four ranks moves at most log2(P) n / 2 more, which is not
+// counted.)
 typedef struct iso_traffic {
     int64_t bytes_sent;          // this rank's share
     int64_t bytes_between_nodes; // of these, bytes to other nodes

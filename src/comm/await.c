@@ -85,6 +85,12 @@ iso_status iso__comm_await_message(iso_comm *comm, int rc, MPI_Request *request,
     return await_patiently(comm, request, iso_now(), NULL, what);
 }
 
+void iso__comm_begin(iso_comm *comm) { iso__stream_count(&comm->meetings, iso_now()); }
+
+iso_status iso__comm_await_part(iso_comm *comm, MPI_Request *request, const char *what) {
+    return await_patiently(comm, request, iso_now(), &comm->meetings, what);
+}
+
 iso_status iso__comm_meet(iso_comm *comm, const char *what) {
     MPI_Request request;
     return iso__comm_await(comm, MPI_Ibarrier(comm->mpi, &request), &request, what);
@@ -92,4 +98,15 @@ iso_status iso__comm_meet(iso_comm *comm, const char *what) {
 
 iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what) {
     return iso__comm_await(comm, MPI_SUCCESS, request, what);
+}
+
+iso_status iso__comm_reduce(iso_comm *comm, MPI_Comm mpi_comm, int64_t *numbers, int count,
+                            MPI_Op op, const char *what) {
+    bool root = comm->rank == 0;
+    MPI_Request request;
+    int rc = MPI_Ireduce(root ? MPI_IN_PLACE : numbers, root ? numbers : NULL, count, MPI_INT64_T,
+                         op, 0, mpi_comm, &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, what));
+    rc = MPI_Ibcast(numbers, count, MPI_INT64_T, 0, mpi_comm, &request);
+    return iso__comm_await(comm, rc, &request, what);
 }

@@ -87,6 +87,8 @@ bool iso__comm_same_ranks(const iso_comm *a, const iso_comm *b) {
 // ---- Blocking collectives -------------------------------------------------------------------------
 
 #define MOST_BYTES ((size_t)1 << 30) // of one MPI call, whose counts are int
+#define LONG_BYTES ((size_t)1 << 16) // from here on Open MPI broadcasts along a chain...
+#define FEW_RANKS  4                 // ...unless the root itself sends to so few ranks
 
 static iso_status bcast_chunk(iso_comm *comm, void *data, size_t bytes, int root) {
     MPI_Request request;
@@ -104,9 +106,13 @@ iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
               "a broadcast from rank %d: the communicator has ranks 0 to %d", root, comm->size - 1);
     ISO_TRY(iso__debug_match(comm, "a broadcast of %zu byte%s from rank %d", bytes,
                              ISO_PLURAL(bytes), root));
+    bool is_long = bytes >= LONG_BYTES && comm->size > FEW_RANKS;
     for (size_t done = 0; done < bytes;) {
         size_t chunk = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
-        ISO_TRY(bcast_chunk(comm, (char *)data + done, chunk, root));
+        if (is_long)
+            ISO_TRY(iso__bcast_long(comm, (char *)data + done, chunk, root));
+        else
+            ISO_TRY(bcast_chunk(comm, (char *)data + done, chunk, root));
         done += chunk;
     }
     return ISO_OK;
@@ -118,12 +124,10 @@ size_t iso__comm_reduction_room(const iso_comm *comm, size_t count) {
     return count > power || count == 0 ? count : power;
 }
 
-// What is added changes no result: zeros to a sum, else the first number again. Sums of doubles
-// stay as they are, as another algorithm may round them otherwise.
-static size_t fill_up(const iso_comm *comm, int64_t *memory, size_t count, MPI_Datatype type,
-                      MPI_Op op) {
+// What is added changes no result: zeros to a sum, else the first number again.
+static size_t fill_up(const iso_comm *comm, int64_t *memory, size_t count, MPI_Op op) {
     size_t room = iso__comm_reduction_room(comm, count);
-    if (!memory || room * 8 > SCRATCH_MOST || (op == MPI_SUM && type == MPI_DOUBLE)) return count;
+    if (!memory) return count;
     for (size_t i = count; i < room; i++) memory[i] = op == MPI_SUM ? 0 : memory[0];
     return room;
 }
@@ -141,9 +145,9 @@ static iso_status reduce_numbers(iso_comm *comm, void *data, size_t count, MPI_D
                                              : "minimum",
                              count, type == MPI_DOUBLE ? "f64" : "i64"));
     ISO_CHECK(count < INT_MAX, ISO_ERR_ARG, "%zu numbers are too many for one reduction", count);
-    ISO_TRY(borrow_memory(comm, room <= SCRATCH_MOST ? room : bytes, &memory));
+    ISO_TRY(borrow_memory(comm, room, &memory));
     if (memory && bytes > 0) memcpy(memory, data, bytes);
-    size_t sent = fill_up(comm, memory, count, type, mpi_op);
+    size_t sent = fill_up(comm, memory, count, mpi_op);
     int rc = MPI_Iallreduce(MPI_IN_PLACE, memory ? memory : data, (int)sent, type, mpi_op,
                             comm->mpi, &request);
     ISO_TRY(iso__comm_await(comm, rc, &request, "a reduction"));
@@ -292,23 +296,34 @@ static void list_others(const uint64_t *numbers, int size, char *text, size_t ro
              others == 1 ? "has" : "have");
 }
 
-iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what) {
+iso_status iso__comm_all_same(iso_comm *comm, uint64_t number, bool *out) {
+    int64_t ends[2] = {(int64_t)number, (int64_t)~number}; // ~ reverses the order
+    ISO_TRY(iso_comm_allreduce_i64(comm, ends, 2, ISO_MIN));
+    *out = ends[0] == ~ends[1];
+    return ISO_OK;
+}
+
+static iso_status name_others(iso_comm *comm, uint64_t number, const char *what) {
     void *memory = NULL;
     size_t size = (size_t)comm->size;
     ISO_TRY(iso__comm_alloc_zero(comm, size * sizeof(uint64_t), &memory));
     uint64_t *numbers = memory;
     numbers[comm->rank] = number; // zeros elsewhere: the sum is a gather
     iso_status status = iso_comm_allreduce_i64(comm, memory, size, ISO_SUM);
-    bool same = true;
     char others[160] = "";
-    for (size_t r = 1; r < size && status >= 0; r++) same = same && numbers[r] == numbers[0];
-    if (status >= 0 && !same) list_others(numbers, comm->size, others, sizeof(others));
+    if (status >= 0) list_others(numbers, comm->size, others, sizeof(others));
     iso__free(memory);
     ISO_TRY(status);
-    ISO_CHECK(same, ISO_ERR_MISMATCH,
-              "%s is not the same on all ranks: %s other contents than rank 0: give every rank the "
-              "same",
-              what, others);
+    return ISO_FAIL(ISO_ERR_MISMATCH,
+                    "%s is not the same on all ranks: %s other contents than rank 0: give every "
+                    "rank the same",
+                    what, others);
+}
+
+iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what) {
+    bool same = false;
+    ISO_TRY(iso__comm_all_same(comm, number, &same));
+    if (!same) ISO_TRY(name_others(comm, number, what));
     return ISO_OK;
 }
 

@@ -7,7 +7,8 @@
 
 #include <isotherm/topology.h>
 
-// Collective over mpi. Creates a communicator with the progress mode and time-out of `like`.
+// Collective over mpi, which is one of the library's own (iso_comm_mpi, or made of such). Creates a
+// communicator with the progress mode and time-out of `like`.
 // Without long_requests it needs one MPI communicator instead of two: iso_comm_iallreduce beyond
 // 512 KiB and blocks beyond 60 KiB are then ISO_ERR_STATE. Channels, blocking collectives and
 // iso__comm_iallreduce_max may be of any length.
@@ -29,6 +30,16 @@ size_t iso__comm_reduction_room(const iso_comm *comm, size_t count);
 // every rank (iso_comm_agree), and NULL.
 iso_status iso__comm_alloc_zero(iso_comm *comm, size_t bytes, void **out);
 
+// Collective. Broadcasts arrays from rank 0, short ones together. All ranks give arrays of the same
+// lengths in the same order. After ISO_ERR_TIMEOUT MPI may still use long ones.
+typedef struct iso__block {
+    void *data;
+    size_t bytes;
+} iso__block;
+iso_status iso__comm_bcast_list(iso_comm *comm, const iso__block *block, int count);
+
+// Collective. Whether all ranks give the same number.
+iso_status iso__comm_all_same(iso_comm *comm, uint64_t number, bool *out);
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);
 

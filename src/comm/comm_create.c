@@ -49,26 +49,13 @@ typedef struct notice {
 } notice;
 _Static_assert(sizeof(notice) <= ISO_SCRATCH_LEAST, "it stands in the scratch memory");
 
-// The least of each number on all ranks, in the scratch memory. Not by MPI's all-reduce: on some
-// rank another algorithm may be set for it, and for few numbers Open MPI's takes a ring.
-static iso_status find_least(iso_comm *comm, MPI_Comm mpi_comm, int64_t *numbers, int count,
-                             const char *what) {
-    bool root = comm->rank == 0;
-    MPI_Request request;
-    int rc = MPI_Ireduce(root ? MPI_IN_PLACE : numbers, root ? numbers : NULL, count, MPI_INT64_T,
-                         MPI_MIN, 0, mpi_comm, &request);
-    ISO_TRY(iso__comm_await(comm, rc, &request, what));
-    rc = MPI_Ibcast(numbers, count, MPI_INT64_T, 0, mpi_comm, &request);
-    return iso__comm_await(comm, rc, &request, what);
-}
-
 // A barrier with the time-out, in which all ranks learn of one that is out of memory.
 static iso_status meet_first(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine) {
     static const char what[] = "the barrier before MPI_Comm_dup";
     notice *said = comm->scratch;
     MPI_Request request;
     said->rank = mine < 0 ? comm->rank : comm->size;
-    ISO_TRY(find_least(comm, mpi_comm, &said->rank, 1, what));
+    ISO_TRY(iso__comm_reduce(comm, mpi_comm, &said->rank, 1, MPI_MIN, what));
     int lowest = (int)said->rank;
     if (lowest == comm->size) return ISO_OK;
     said->code = mine;
@@ -97,7 +84,7 @@ static iso_status meet_ranks(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine)
     void *memory = NULL;
     if (mine == ISO_OK) mine = widen_scratch(comm);
     if (mine == ISO_OK) mine = iso__debug_arrive(comm, mpi_comm);
-    if (mine == ISO_OK) mine = iso__alloc_zero(iso__comm_environment_bytes(comm->size), &memory);
+    if (mine == ISO_OK) mine = iso__alloc_zero(iso__comm_environment_bytes(), &memory);
     iso_status status = iso__debug_name_missing(comm, meet_first(comm, mpi_comm, mine));
     if (status == ISO_OK) status = iso__comm_check_environment(comm, mpi_comm, memory);
     if (!comm->lost) iso__free(memory); // what has timed out may still come in
@@ -105,19 +92,22 @@ static iso_status meet_ranks(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine)
     return ISO_OK;
 }
 
-static iso_status duplicate_comm(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine) {
+// how: ISO_MAKE_DUP or ISO_MAKE_COPY.
+static iso_status duplicate_comm(iso_comm *comm, MPI_Comm mpi_comm, iso__make how,
+                                 iso_status mine) {
     ISO_TRY_MPI(MPI_Comm_rank(mpi_comm, &comm->rank));
     ISO_TRY_MPI(MPI_Comm_size(mpi_comm, &comm->size));
     if (iso__log_rank() < 0) iso_log_set_rank(comm->rank);
     ISO_TRY(meet_ranks(comm, mpi_comm, mine)); // MPI_Comm_dup sums by ISO_IALLREDUCE
-    ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){.from = mpi_comm}, &comm->mpi));
+    ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){how, .from = mpi_comm}, &comm->mpi));
     ISO_TRY_MPI(MPI_Comm_set_errhandler(comm->mpi, MPI_ERRORS_RETURN));
     return iso__debug_open(comm);
 }
 
 static iso_status duplicate_for_bulk(iso_comm *comm) {
-    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
-    ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &comm->bulk));
+    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_create_group"));
+    ISO_TRY(
+        iso__comm_make(comm, &(iso__comm_recipe){ISO_MAKE_COPY, .from = comm->mpi}, &comm->bulk));
     return ISO_OK;
 }
 
@@ -126,7 +116,8 @@ static iso_status compare_algorithms(iso_comm *comm, int own) {
     int64_t *ends = comm->scratch; // the least number, and the largest one, negative
     ends[0] = own;
     ends[1] = -own;
-    ISO_TRY(find_least(comm, comm->mpi, ends, 2, "the comparison of the all-reduce algorithms"));
+    ISO_TRY(iso__comm_reduce(comm, comm->mpi, ends, 2, MPI_MIN,
+                             "the comparison of the all-reduce algorithms"));
     if (ends[0] == -ends[1]) return ISO_OK;
     iso__comm_lose(comm); // whose agreements are reductions
     return ISO_FAIL(ISO_ERR_MPI,
@@ -136,9 +127,9 @@ static iso_status compare_algorithms(iso_comm *comm, int own) {
 }
 
 static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config,
-                                bool long_requests, iso_status mine) {
+                                iso__make how, bool long_requests, iso_status mine) {
     iso_status limit = read_timeout(comm, config);
-    ISO_TRY(duplicate_comm(comm, mpi_comm, mine));
+    ISO_TRY(duplicate_comm(comm, mpi_comm, how, mine));
     if (long_requests) ISO_TRY(duplicate_for_bulk(comm));
     comm->sums.record =
         iso__recorder_stream(comm->group, comm->rank, comm->size, "exchanges and calls");
@@ -154,11 +145,11 @@ static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_com
 static iso_status refuse_comm(MPI_Comm mpi_comm, const iso_comm_config *config, iso_status mine) {
     static _Thread_local _Alignas(notice) char memory[ISO_SCRATCH_LEAST];
     iso_comm poor = {.scratch = memory, .scratch_bytes = sizeof(memory)};
-    return connect_ranks(&poor, mpi_comm, config, false, mine);
+    return connect_ranks(&poor, mpi_comm, config, ISO_MAKE_DUP, false, mine);
 }
 
-static iso_status create_comm(MPI_Comm mpi_comm, const iso_comm_config *config, bool long_requests,
-                              iso_comm **out) {
+static iso_status create_comm(MPI_Comm mpi_comm, const iso_comm_config *config, iso__make how,
+                              bool long_requests, iso_comm **out) {
     void *memory = NULL, *scratch = NULL;
     iso_status status = iso__alloc_zero(ISO_SCRATCH_LEAST, &scratch);
     if (status == ISO_OK) status = iso__alloc_zero(sizeof(iso_comm), &memory);
@@ -171,7 +162,7 @@ static iso_status create_comm(MPI_Comm mpi_comm, const iso_comm_config *config, 
     comm->scratch = scratch;
     comm->scratch_bytes = ISO_SCRATCH_LEAST;
     comm->mpi = comm->bulk = MPI_COMM_NULL;
-    ISO_TRY_GOTO(connect_ranks(comm, mpi_comm, config, long_requests, ISO_OK));
+    ISO_TRY_GOTO(connect_ranks(comm, mpi_comm, config, how, long_requests, ISO_OK));
     *out = comm;
     return ISO_OK;
 fail:
@@ -182,7 +173,7 @@ fail:
 iso_status iso__comm_create_like(const iso_comm *like, MPI_Comm mpi_comm, bool long_requests,
                                  iso_comm **out) {
     iso_comm_config config = {.progress = like->engine->mode, .timeout_s = like->timeout_s};
-    return create_comm(mpi_comm, &config, long_requests, out);
+    return create_comm(mpi_comm, &config, ISO_MAKE_COPY, long_requests, out);
 }
 
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out) {
@@ -197,7 +188,7 @@ iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso
               ISO_ERR_ARG, "unknown progress mode %d", (int)config->progress);
     ISO_CHECK(!config || config->timeout_s >= 0, ISO_ERR_ARG,
               "a time-out of %g s: give a number of at least 0", config->timeout_s);
-    return create_comm(mpi_comm, config, true, out);
+    return create_comm(mpi_comm, config, ISO_MAKE_DUP, true, out);
 }
 
 iso_status iso_comm_create_fortran(int mpi_comm, const iso_comm_config *config, iso_comm **out) {

@@ -20,14 +20,27 @@ typedef struct creation {
 } creation;
 
 static const char *const name_of[] = {[ISO_MAKE_DUP] = "MPI_Comm_dup",
+                                      [ISO_MAKE_COPY] = "MPI_Comm_create_group",
                                       [ISO_MAKE_SPLIT] = "MPI_Comm_split",
                                       [ISO_MAKE_SPLIT_SHARED] = "MPI_Comm_split_type",
                                       [ISO_MAKE_GROUP] = "MPI_Comm_create_group"};
+
+enum { COPY_TAG = 32000 }; // at most 32767; no other message of the library has it
+
+static int copy_comm(MPI_Comm from, MPI_Comm *out) {
+    MPI_Group all;
+    int rc = MPI_Comm_group(from, &all);
+    if (rc != MPI_SUCCESS) return rc;
+    rc = MPI_Comm_create_group(from, all, COPY_TAG, out);
+    MPI_Group_free(&all);
+    return rc == MPI_SUCCESS ? MPI_Comm_set_errhandler(*out, MPI_ERRORS_RETURN) : rc;
+}
 
 static int call_mpi(const iso__comm_recipe *recipe, MPI_Comm *out) {
     const iso__comm_recipe *r = recipe;
     switch (r->kind) {
     case ISO_MAKE_DUP: return MPI_Comm_dup(r->from, out);
+    case ISO_MAKE_COPY: return copy_comm(r->from, out);
     case ISO_MAKE_SPLIT: return MPI_Comm_split(r->from, r->color, r->key, out);
     case ISO_MAKE_SPLIT_SHARED:
         return MPI_Comm_split_type(r->from, MPI_COMM_TYPE_SHARED, r->key, MPI_INFO_NULL, out);

@@ -60,9 +60,9 @@ iso_status iso__rank_in_job(int *rank, int *size);
 // Collective over mpi; comm has its rank and size. Checks the ISO_* variables: on every rank,
 // ISO_ERR_ARG for an invalid value, and ISO_ERR_MISMATCH for values that must be equal but are not.
 // Warns of unknown variables. memory: iso__comm_environment_bytes zeros, which MPI may still use if
-// comm is lost.
+// comm is lost. Sets comm->group.
 iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi, void *memory);
-size_t iso__comm_environment_bytes(int ranks);
+size_t iso__comm_environment_bytes(void);
 // After an error of MPI: sets comm->lost.
 void iso__comm_lose(iso_comm *comm);
 // Whether MPI has failed on any communicator of this process.
@@ -74,13 +74,30 @@ bool iso__comm_any_lost(void);
 iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what);
 // The same for a message between two ranks.
 iso_status iso__comm_await_message(iso_comm *comm, int rc, MPI_Request *request, const char *what);
+// A collective that is made of messages: begins it on this rank, and waits for one of its messages.
+void iso__comm_begin(iso_comm *comm);
+iso_status iso__comm_await_part(iso_comm *comm, MPI_Request *request, const char *what);
+// broadcast_long.c. Collective: `bytes` from root to all ranks, in messages. After an error MPI may
+// still use data.
+iso_status iso__bcast_long(iso_comm *comm, void *data, size_t bytes, int root);
+// Collective over mpi. Reduces each number over all ranks, in place, in 2 log2 P rounds. Not by
+// MPI's all-reduce: on some rank another algorithm may be set for it, and for few numbers Open
+// MPI's takes a ring. numbers: in memory that MPI may still use if comm is lost.
+iso_status iso__comm_reduce(iso_comm *comm, MPI_Comm mpi, int64_t *numbers, int count, MPI_Op op,
+                            const char *what);
 // Collective. A barrier with the time-out, before a call that can only block: that call then waits
 // for no rank that is stuck. what: "the barrier before MPI_Comm_split".
 iso_status iso__comm_meet(iso_comm *comm, const char *what);
-// A communicator made of `from`: by MPI_Comm_dup; MPI_Comm_split with color and key;
+// A communicator made of `from`: by MPI_Comm_dup; a copy; MPI_Comm_split with color and key;
 // MPI_Comm_split_type by shared memory, with key; MPI_Comm_create_group with group and the tag key.
+//
+// A copy has the same ranks, and returns errors. Use it unless `from` is a communicator of the
+// program. It is made by MPI_Comm_create_group: Open MPI's agrees on the new communicator along a
+// tree, and MPI_Comm_dup by all-reduces of one number, for which Open MPI takes a ring. (But Open
+// MPI sends the messages of that tree with the tag on `from`, where a program may receive any tag.)
 typedef enum iso__make {
     ISO_MAKE_DUP,
+    ISO_MAKE_COPY,
     ISO_MAKE_SPLIT,
     ISO_MAKE_SPLIT_SHARED,
     ISO_MAKE_GROUP

@@ -2,6 +2,8 @@
 # Communicators, requests, progress and collectives: the only folder that calls MPI.
 libiso_core_la_SOURCES += \
     src/comm/await.c \
+    src/comm/broadcast_list.c \
+    src/comm/broadcast_long.c \
     src/comm/channel.c \
     src/comm/channel.h \
     src/comm/channel_impl.h \

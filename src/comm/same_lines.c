@@ -148,29 +148,38 @@ static iso_status share_sentence(iso_comm *comm, const iso__lines *mine, const c
 
 // ---- The check ------------------------------------------------------------------------------------
 
-static iso_status compare_ranks(iso_comm *comm, const iso__lines *mine, const char *text,
-                                size_t bytes, int64_t *each) {
-    int size = iso_comm_size(comm);
-    uint64_t hash = iso__hash(ISO_HASH_START, text, bytes);
-    each[iso_comm_rank(comm)] = (int64_t)iso__hash(hash, &mine->further, sizeof(mine->further));
-    ISO_TRY(iso_comm_allreduce_i64(comm, each, (size_t)size, ISO_SUM)); // zeros elsewhere: a gather
-    bool same = true;
-    for (int q = 1; q < size; q++) same = same && each[q] == each[0];
-    return same ? ISO_OK : share_sentence(comm, mine, text, bytes, (const uint64_t *)each);
+// Of the lists, the settings and what the lines leave out.
+static uint64_t hash_lines(const iso__lines *mine, const char *list, const char *settings) {
+    uint64_t hash = iso__hash(ISO_HASH_START, list, strlen(list) + 1);
+    hash = iso__hash(hash, settings, strlen(settings) + 1);
+    return iso__hash(hash, &mine->further, sizeof(mine->further));
+}
+
+// Collective, of ranks that differ: here memory and messages may grow with the ranks.
+static iso_status explain_difference(iso_comm *comm, const iso__lines *mine, uint64_t hash,
+                                     const char *list, const char *settings) {
+    size_t first = strlen(list) + 1, bytes = first + strlen(settings) + 1;
+    size_t size = (size_t)iso_comm_size(comm), hashes = size * sizeof(int64_t);
+    void *memory = NULL;
+    ISO_TRY(iso__comm_alloc_zero(comm, hashes + bytes, &memory));
+    int64_t *each = memory;
+    char *text = (char *)memory + hashes;
+    memcpy(text, list, first);
+    memcpy(text + first, settings, bytes - first);
+    each[iso_comm_rank(comm)] = (int64_t)hash; // zeros elsewhere: the sum is a gather
+    iso_status status = iso_comm_allreduce_i64(comm, each, size, ISO_SUM);
+    if (status == ISO_OK) status = share_sentence(comm, mine, text, bytes, (const uint64_t *)each);
+    if (status != ISO_ERR_TIMEOUT && status != ISO_ERR_MPI) iso__free(memory);
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 iso_status iso__comm_check_lines(iso_comm *comm, const iso__lines *mine) {
     const char *list = mine->list ? mine->list : "",
                *settings = mine->settings ? mine->settings : "";
-    size_t first = strlen(list) + 1, bytes = first + strlen(settings) + 1;
-    size_t hashes = (size_t)iso_comm_size(comm) * sizeof(int64_t);
-    void *memory = NULL;
-    ISO_TRY(iso__comm_alloc_zero(comm, hashes + bytes, &memory));
-    char *text = (char *)memory + hashes;
-    memcpy(text, list, first);
-    memcpy(text + first, settings, bytes - first);
-    iso_status status = compare_ranks(comm, mine, text, bytes, memory);
-    iso__free(memory);
-    ISO_TRY(status);
+    uint64_t hash = hash_lines(mine, list, settings);
+    bool same = false;
+    ISO_TRY(iso__comm_all_same(comm, hash, &same));
+    if (!same) ISO_TRY(explain_difference(comm, mine, hash, list, settings));
     return ISO_OK;
 }

@@ -30,8 +30,8 @@ static iso__fact read_fact(const iso__patience *p, int rank, int64_t now_ns) {
     uint64_t key = p->stream ? p->stream->key : 0;
     if (w->seat[rank]) return iso__seat_read(w, rank, key, now_ns);
     iso__fact fact = {.rank = rank};
-    const iso__heard *heard = &w->heard[rank];
-    if (p->asked == 0 || heard->at_ns < p->asked_ns) return fact;
+    const iso__heard *heard = w->heard ? &w->heard[rank] : NULL;
+    if (p->asked == 0 || !heard || heard->at_ns < p->asked_ns) return fact;
     fact = heard->fact;
     if (heard->key != key) fact.begun = UINT64_MAX, fact.same = 0;
     return fact;
@@ -75,21 +75,22 @@ static void add_entry(list *l, const char *format, ...) {
 // All ranks of a host from which nothing was heard, at the lowest of them.
 static void add_host(list *l, const iso__patience *p, int rank, const bool *unheard) {
     const iso__watch *w = p->comm->watch;
+    const char *host = iso__watch_host(w, rank);
     char ranks[48] = "";
     int count = 0;
     for (int r = 0; r < w->size; r++) {
-        if (!unheard[r] || strcmp(w->host[r], w->host[rank]) != 0) continue;
+        if (!unheard[r] || strcmp(iso__watch_host(w, r), host) != 0) continue;
         if (r < rank) return; // told there
         size_t used = strlen(ranks);
         if (count++ < 4) snprintf(ranks + used, sizeof(ranks) - used, "%s%d", used ? ", " : "", r);
     }
-    add_entry(l, "%.24s does not answer (rank%s %s%s): it cannot be reached, or is stopped%s",
-              w->host[rank], count > 1 ? "s" : "", ranks, count > 4 ? ", ..." : "",
+    add_entry(l, "%.24s does not answer (rank%s %s%s): it cannot be reached, or is stopped%s", host,
+              count > 1 ? "s" : "", ranks, count > 4 ? ", ..." : "",
               p->comm->engine->mode == ISO_PROGRESS_THREAD ? "" : ", or it computes");
 }
 
 static void add_rank(list *l, const iso__patience *p, const iso__fact *fact, verdict v) {
-    const char *host = p->comm->watch->host[fact->rank];
+    const char *host = iso__watch_host(p->comm->watch, fact->rank);
     int rank = fact->rank;
     double late = fact->moved_ms * 1e-3, silent = fact->beat_ms * 1e-3;
     double waits = fact->waits_ms * 1e-3;
@@ -218,15 +219,17 @@ static int64_t lead_of(int64_t due_ns) { return iso__smaller(due_ns / 2, LEAD_NS
 
 static void ask_hosts(iso__patience *p, int64_t waited_ns, int64_t due_ns) {
     iso__watch *w = p->comm->watch;
-    int64_t lead = lead_of(due_ns), own = w->board_of[w->rank];
+    int64_t lead = lead_of(due_ns);
+    int own = w->board_of[w->rank];
     if (w->mpi == MPI_COMM_NULL || p->asked == ASKED_MOST) return;
     if (waited_ns < due_ns - lead + p->asked * (lead / ASKED_MOST)) return;
+    if (!iso__watch_equip(w)) return;
     if (p->asked == 0) p->asked_ns = iso_now();
     int turn = p->asked++; // ranks of a board ask different ranks of another
-    for (int64_t r = own; r < w->rank; r++) turn += w->board_of[r] == own;
-    for (int r = 0; r < w->size; r++)
-        if (w->board_of[r] == r && r != own && w->heard[r].at_ns < p->asked_ns)
-            iso__watch_ask(w, r, turn, p->stream ? p->stream->key : 0);
+    for (int r = w->lowest[own]; r < w->rank; r++) turn += w->board_of[r] == own;
+    for (int b = 0; b < w->boards; b++)
+        if (b != own && w->heard[w->lowest[b]].at_ns < p->asked_ns)
+            iso__watch_ask(w, b, turn, p->stream ? p->stream->key : 0);
 }
 
 // Whether a lower rank waits for the same, so that its warning says it.

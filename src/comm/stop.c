@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Ranks agree on the step after which all of them stop. The calls at which they exchange follow
 // from sums of earlier exchanges, so they are the same on all ranks without further messages.
-#include "base/base.h"
+#include "comm/comm_calls.h"
 
 #include <isotherm/stop.h>
 #include <isotherm/trace.h>
@@ -16,17 +16,22 @@ struct iso_stop {
     atomic_bool wanted; // on this rank
     bool stops;         // on all ranks
     iso_request *request;
-    double sum[2];       // of the request: ranks that want to stop; ns from one call to the next
     int64_t calls, left; // from one exchange to the next; until then
     int64_t since;       // calls since the latest exchange
     int64_t began;       // the time of the latest exchange
+    size_t room;         // of sum: see iso__comm_reduction_room
+    double sum[];        // of the request: ranks that want to stop; ns from one call to the next; 0
 };
 
 iso_status iso_stop_create(iso_comm *comm, iso_stop **out) {
     void *memory;
-    ISO_TRY(iso__alloc(sizeof(iso_stop), &memory));
+    size_t room = iso__comm_reduction_room(comm, 2);
+    ISO_TRY(iso__alloc_zero(sizeof(iso_stop) + room * sizeof(double), &memory));
     iso_stop *self = memory;
-    *self = (iso_stop){.comm = iso_comm_retain(comm), .calls = 1, .left = 1, .began = iso_now()};
+    self->comm = iso_comm_retain(comm);
+    self->calls = self->left = 1;
+    self->began = iso_now();
+    self->room = room;
     *out = self;
     return ISO_OK;
 }
@@ -50,7 +55,7 @@ static iso_status start_sum(iso_stop *self) {
     self->began = now;
     self->since = 0;
     self->left = self->calls;
-    return iso_comm_iallreduce(self->comm, self->sum, 2, ISO_F64, "whether to stop",
+    return iso_comm_iallreduce(self->comm, self->sum, self->room, ISO_F64, "whether to stop",
                                &self->request);
 }
 

@@ -16,15 +16,35 @@ static bool has_left(MPI_Request *request) {
 }
 
 // The rank of a board with this number, counted round and round.
-static int choose_rank(const iso__watch *w, int64_t board, int turn) {
-    int ranks = 0, rank = (int)board;
+static int choose_rank(const iso__watch *w, int board, int turn) {
+    int ranks = 0, rank = w->lowest[board];
     for (int r = 0; r < w->size; r++) ranks += w->board_of[r] == board;
     for (turn %= ranks; turn > 0; turn--)
         for (rank++; w->board_of[rank] != board;) rank++;
     return rank;
 }
 
-void iso__watch_ask(iso__watch *w, int64_t board, int turn, uint64_t key) {
+static bool make_boxes(iso__watch *w) {
+    size_t n = (size_t)w->boards;
+    return iso__alloc_zero((size_t)w->size * sizeof(*w->heard), (void **)&w->heard) == ISO_OK &&
+           iso__alloc_zero(n * w->message_bytes, (void **)&w->answers) == ISO_OK &&
+           iso__alloc_zero(n * sizeof(*w->outbox), (void **)&w->outbox) == ISO_OK;
+}
+
+bool iso__watch_equip(iso__watch *w) {
+    if (w->outbox) return true;
+    bool made = make_boxes(w);
+    for (int b = 0; made && b < w->boards; b++)
+        w->outbox[b].ask = w->outbox[b].answer = MPI_REQUEST_NULL;
+    if (made) return true;
+    iso__free(w->heard);
+    iso__free(w->answers);
+    w->heard = NULL;
+    w->answers = NULL;
+    return false;
+}
+
+void iso__watch_ask(iso__watch *w, int board, int turn, uint64_t key) {
     iso__outbox *box = &w->outbox[board];
     if (!has_left(&box->ask)) return; // the host does not even take the last question
     box->asking[0] = 0;
@@ -36,10 +56,11 @@ void iso__watch_ask(iso__watch *w, int64_t board, int turn, uint64_t key) {
 
 // An answer begins with the number of its facts, and the key.
 static void send_answer(iso__watch *w, int to, uint64_t key, int64_t now_ns) {
-    iso__outbox *box = &w->outbox[w->board_of[to]];
+    int board = w->board_of[to];
+    iso__outbox *box = &w->outbox[board];
     uint64_t head[2] = {0, key};
     if (!has_left(&box->answer)) return; // it will ask again
-    char *end = box->answering + sizeof(head);
+    char *answer = w->answers + (size_t)board * w->message_bytes, *end = answer + sizeof(head);
     for (int r = 0; r < w->size; r++) {
         if (!w->seat[r]) continue;
         iso__fact fact = iso__seat_read(w, r, key, now_ns);
@@ -47,9 +68,9 @@ static void send_answer(iso__watch *w, int to, uint64_t key, int64_t now_ns) {
         end += sizeof(fact);
         head[0]++;
     }
-    memcpy(box->answering, head, sizeof(head));
-    if (MPI_Isend(box->answering, (int)(end - box->answering), MPI_BYTE, to, TAG, w->mpi,
-                  &box->answer) != MPI_SUCCESS)
+    memcpy(answer, head, sizeof(head));
+    if (MPI_Isend(answer, (int)(end - answer), MPI_BYTE, to, TAG, w->mpi, &box->answer) !=
+        MPI_SUCCESS)
         box->answer = MPI_REQUEST_NULL;
 }
 
@@ -88,6 +109,7 @@ static bool take_message(iso__watch *w, int64_t now_ns) {
     if (MPI_Test(&w->arriving, &done, &status) != MPI_SUCCESS || !done) return false;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     memcpy(head, w->inbox, sizeof(head));
+    if (!iso__watch_equip(w)) return true; // forgotten: whoever asks, asks again
     if (head[0] == 0)
         send_answer(w, status.MPI_SOURCE, head[1], now_ns);
     else
@@ -115,8 +137,8 @@ void iso__watch_quit(iso__engine *engine) {
     for (iso__watch *w = engine->watches; w; w = w->older) {
         MPI_Group_free(&w->group);
         w->in_use = w->in_use || !has_left(&w->arriving);
-        for (int r = 0; w->outbox && r < w->size; r++) {
-            bool asked = has_left(&w->outbox[r].ask), answered = has_left(&w->outbox[r].answer);
+        for (int b = 0; w->outbox && b < w->boards; b++) {
+            bool asked = has_left(&w->outbox[b].ask), answered = has_left(&w->outbox[b].answer);
             w->in_use = w->in_use || !asked || !answered;
         }
     }

@@ -53,7 +53,6 @@ typedef struct iso__heard { // of a rank of another host
 typedef struct iso__outbox {
     MPI_Request ask, answer;
     uint64_t asking[2];
-    char *answering;
 } iso__outbox;
 
 // All communicators of ranks that are among those of a watch share it. Lives until MPI_Finalize.
@@ -61,15 +60,19 @@ struct iso__watch {
     uint64_t id; // the same on all its ranks
     int rank, size;
     MPI_Group group;
-    MPI_Comm mpi;                // for messages between hosts; MPI_COMM_NULL: there is one host
-    char (*host)[ISO_HOST_ROOM]; // of each rank
-    int64_t *board_of;           // [size] the lowest rank with whom each rank shares a board
+    MPI_Comm mpi;  // for messages between hosts; MPI_COMM_NULL: there is one host
+    int *board_of; // [size] the number of each rank's board
+    int boards;
+    int *lowest;                 // [boards] the lowest rank of each
+    char (*host)[ISO_HOST_ROOM]; // [boards] its name
     iso__seat **seat;            // [size] NULL: of another board
     void *board;
     size_t board_bytes;
     int board_ranks; // most ranks of one board
-    iso__heard *heard;
-    iso__outbox *outbox;  // [size] to the board that begins with that rank; others are unused
+    // Made when another host is first asked, or asks (iso__watch_equip); until then NULL.
+    iso__heard *heard;    // [size]
+    iso__outbox *outbox;  // [boards]
+    char *answers;        // [boards] messages
     char *inbox;          // room for one message
     MPI_Request arriving; // the message that is under way into inbox
     size_t message_bytes;
@@ -80,8 +83,14 @@ struct iso__watch {
 
 void iso__watch_free(iso__watch *watch); // accepts NULL
 
+static inline const char *iso__watch_host(const iso__watch *w, int rank) {
+    return w->host[w->board_of[rank]];
+}
+// With the engine's lock. Makes what messages between hosts need. Returns false if there is no
+// memory.
+bool iso__watch_equip(iso__watch *watch);
 // With the engine's lock: asks another board about a stream, through its rank number `turn`.
-void iso__watch_ask(iso__watch *watch, int64_t board, int turn, uint64_t key);
+void iso__watch_ask(iso__watch *watch, int board, int turn, uint64_t key);
 // What the seat of a rank of this board shows.
 iso__fact iso__seat_read(const iso__watch *watch, int rank, uint64_t key, int64_t now_ns);
 // The moment at which a process was started, in clock ticks since boot, and its state (as in ps);

@@ -23,37 +23,11 @@ static iso_status allocate_watch(int size, iso__watch **out) {
     w->mpi = MPI_COMM_NULL;
     w->arriving = MPI_REQUEST_NULL;
     w->group = MPI_GROUP_NULL;
-    ISO_TRY(iso__alloc_zero(n * sizeof(*w->host), (void **)&w->host));
     ISO_TRY(iso__alloc_zero(n * sizeof(*w->board_of), (void **)&w->board_of));
     return iso__alloc_zero(n * sizeof(iso__seat *), (void **)&w->seat);
 }
 
-static iso_status allocate_boxes(iso__watch *w) {
-    size_t n = (size_t)w->size;
-    w->message_bytes = 2 * sizeof(uint64_t) + (size_t)w->board_ranks * sizeof(iso__fact);
-    ISO_TRY(iso__alloc_zero(n * sizeof(*w->heard), (void **)&w->heard));
-    ISO_TRY(iso__alloc_zero(n * sizeof(*w->outbox), (void **)&w->outbox));
-    ISO_TRY(iso__alloc_zero(w->message_bytes, (void **)&w->inbox));
-    for (int r = 0; r < w->size; r++) {
-        w->outbox[r].ask = w->outbox[r].answer = MPI_REQUEST_NULL;
-        if (w->board_of[r] != r) continue;
-        ISO_TRY(iso__alloc_zero(w->message_bytes, (void **)&w->outbox[r].answering));
-    }
-    return ISO_OK;
-}
-
 // ---- Hosts and boards -----------------------------------------------------------------------------
-
-static iso_status name_hosts(iso_comm *comm, iso__watch *w) {
-    char name[MPI_MAX_PROCESSOR_NAME] = "";
-    int length;
-    MPI_Request request;
-    ISO_TRY_MPI(MPI_Get_processor_name(name, &length));
-    snprintf(w->host[w->rank], ISO_HOST_ROOM, "%.*s", ISO_HOST_ROOM - 1, name);
-    int rc = MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, w->host, ISO_HOST_ROOM, MPI_CHAR,
-                            comm->mpi, &request);
-    return iso__comm_await(comm, rc, &request, "a gather of the hosts' names");
-}
 
 // The lowest rank of the watch that shares memory with this one.
 static iso_status find_lowest(const iso__watch *w, MPI_Comm host, int64_t *out) {
@@ -67,21 +41,45 @@ static iso_status find_lowest(const iso__watch *w, MPI_Comm host, int64_t *out) 
     return ISO_OK;
 }
 
-static iso_status find_boards(iso_comm *comm, iso__watch *w) {
+// Numbers the boards. lowest[r]: the lowest rank with whom rank r shares one.
+static iso_status number_boards(iso__watch *w, const int64_t *lowest) {
+    for (int r = 0; r < w->size; r++)
+        w->board_of[r] = lowest[r] == r ? w->boards++ : w->board_of[lowest[r]];
+    size_t n = (size_t)w->boards;
+    ISO_TRY(iso__alloc_zero(n * sizeof(*w->lowest), (void **)&w->lowest));
+    ISO_TRY(iso__alloc_zero(n * sizeof(*w->host), (void **)&w->host));
+    for (int r = w->size - 1; r >= 0; r--) w->lowest[w->board_of[r]] = r;
+    return ISO_OK;
+}
+
+// lowest: [size] zeros.
+static iso_status find_boards(iso_comm *comm, iso__watch *w, int64_t *lowest) {
     MPI_Comm host;
     ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_split_type"));
     iso__comm_recipe recipe = {ISO_MAKE_SPLIT_SHARED, .from = comm->mpi, .key = comm->rank};
     ISO_TRY(iso__comm_make(comm, &recipe, &host));
-    iso_status mine = find_lowest(w, host, &w->board_of[w->rank]);
+    iso_status mine = find_lowest(w, host, &lowest[w->rank]);
     MPI_Comm_free(&host);
     ISO_TRY(iso_comm_agree(comm, mine));
-    return iso_comm_allreduce_i64(comm, w->board_of, (size_t)w->size, ISO_SUM);
+    ISO_TRY(iso_comm_allreduce_i64(comm, lowest, (size_t)w->size, ISO_SUM));
+    return iso_comm_agree(comm, number_boards(w, lowest));
 }
 
-static int count_ranks(const iso__watch *w, int64_t board) {
+static int count_ranks(const iso__watch *w, int board) {
     int n = 0;
     for (int r = 0; r < w->size; r++) n += w->board_of[r] == board;
     return n;
+}
+
+// Each board's lowest rank gives its name; the others add zeros.
+static iso_status name_hosts(iso_comm *comm, iso__watch *w) {
+    char name[MPI_MAX_PROCESSOR_NAME] = "";
+    int length, own = w->board_of[w->rank];
+    size_t words = (size_t)w->boards * sizeof(*w->host) / sizeof(int64_t);
+    MPI_Get_processor_name(name, &length);
+    if (w->lowest[own] == w->rank)
+        snprintf(w->host[own], ISO_HOST_ROOM, "%.*s", ISO_HOST_ROOM - 1, name);
+    return iso_comm_allreduce_i64(comm, (void *)w->host, words, ISO_SUM);
 }
 
 // With the board mapped: where the seats are, and what this rank shows.
@@ -100,10 +98,33 @@ static void take_seats(const iso_comm *comm, iso__watch *w) {
     atomic_store(&own->beat_ns, iso_now());
 }
 
-// Without shared memory every rank has a board of its own, and ranks ask each other by messages.
+// Gives every rank a board of its own.
+static iso_status part_ranks(iso__watch *w) {
+    void *host, *lowest;
+    size_t n = (size_t)w->size;
+    ISO_TRY(iso__alloc_zero(n * sizeof(*w->host), &host));
+    iso_status status = iso__alloc_zero(n * sizeof(*w->lowest), &lowest);
+    if (status < 0) iso__free(host);
+    ISO_TRY(status);
+    for (int r = 0; r < w->size; r++) {
+        memcpy((char *)host + (size_t)r * sizeof(*w->host), iso__watch_host(w, r),
+               sizeof(*w->host));
+        ((int *)lowest)[r] = r;
+    }
+    for (int r = 0; r < w->size; r++) w->board_of[r] = r;
+    iso__free(w->host);
+    iso__free(w->lowest);
+    w->host = host;
+    w->lowest = lowest;
+    w->boards = w->size;
+    return ISO_OK;
+}
+
+// Without shared memory ranks ask each other by messages.
 static iso_status separate_boards(iso__watch *w) {
     if (w->board) munmap(w->board, w->board_bytes);
-    for (int r = 0; r < w->size; r++) w->board_of[r] = r;
+    w->board = NULL;
+    ISO_TRY(part_ranks(w));
     w->board_ranks = 1;
     w->board_bytes = sizeof(iso__seat);
     memset(w->seat, 0, (size_t)w->size * sizeof(iso__seat *));
@@ -116,9 +137,10 @@ static iso_status separate_boards(iso__watch *w) {
 
 // id: [size] zeros.
 static iso_status share_boards(iso_comm *comm, iso__watch *w, int64_t *id) {
-    int64_t lead = w->board_of[w->rank], mine = 0;
-    for (int r = 0; r < w->size; r++) {
-        int ranks = w->board_of[r] == r ? count_ranks(w, r) : 0;
+    int64_t mine = 0;
+    int lead = w->lowest[w->board_of[w->rank]];
+    for (int b = 0; b < w->boards; b++) {
+        int ranks = count_ranks(w, b);
         w->board_ranks = ranks > w->board_ranks ? ranks : w->board_ranks;
     }
     w->board_bytes = (size_t)w->board_ranks * sizeof(iso__seat);
@@ -146,10 +168,11 @@ static int64_t choose_period(const iso_comm *comm) {
 }
 
 static iso_status connect_hosts(iso_comm *comm, iso__watch *w) {
-    if (count_ranks(w, 0) == w->size) return ISO_OK; // all on one host
-    ISO_TRY(iso_comm_agree(comm, allocate_boxes(w)));
-    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
-    return iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &w->mpi);
+    if (w->boards == 1) return ISO_OK; // all on one host
+    w->message_bytes = 2 * sizeof(uint64_t) + (size_t)w->board_ranks * sizeof(iso__fact);
+    ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(w->message_bytes, (void **)&w->inbox)));
+    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_create_group"));
+    return iso__comm_make(comm, &(iso__comm_recipe){ISO_MAKE_COPY, .from = comm->mpi}, &w->mpi);
 }
 
 static iso_status fill_watch(iso_comm *comm, iso__watch *w) {
@@ -158,8 +181,9 @@ static iso_status fill_watch(iso_comm *comm, iso__watch *w) {
     w->size = comm->size;
     w->period_ns = choose_period(comm);
     ISO_TRY(iso__comm_alloc_zero(comm, (size_t)w->size * sizeof(int64_t), &memory));
-    iso_status status = name_hosts(comm, w);
-    if (status == ISO_OK) status = find_boards(comm, w);
+    iso_status status = find_boards(comm, w, memory);
+    if (status == ISO_OK) status = name_hosts(comm, w);
+    memset(memory, 0, (size_t)w->size * sizeof(int64_t));
     if (status == ISO_OK) status = share_boards(comm, w, memory);
     if (status == ISO_OK) status = connect_hosts(comm, w);
     iso__free(memory);

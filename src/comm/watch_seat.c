@@ -101,13 +101,14 @@ iso__fact iso__seat_read(const iso__watch *w, int rank, uint64_t key, int64_t no
 
 void iso__watch_free(iso__watch *w) {
     if (!w || w->in_use) return;
-    for (int r = 0; w->outbox && r < w->size; r++) iso__free(w->outbox[r].answering);
     if (w->board) munmap(w->board, w->board_bytes);
     iso__free(w->outbox);
+    iso__free(w->answers);
     iso__free(w->inbox);
     iso__free(w->heard);
     iso__free(w->seat);
     iso__free(w->board_of);
+    iso__free(w->lowest);
     iso__free(w->host);
     iso__free(w);
 }

@@ -37,15 +37,10 @@ uint64_t iso__buffers_fingerprint(const iso_buffer_list *list) {
 }
 
 iso_status iso__buffers_broadcast(iso_comm *comm, const iso_buffer_list *list) {
-    for (int i = 0; i < list->count; i++) {
-        iso_tensor *t = list->item[i]->value;
-        void *data;
-        ISO_TRY(iso_tensor_map(t, ISO_READ_WRITE, &data));
-        iso_status status = iso_comm_bcast(comm, data, iso__tensor_bytes(t), 0);
-        ISO_TRY(iso_tensor_unmap(t));
-        ISO_TRY(status);
-    }
-    return ISO_OK;
+    iso__tensor_batch batch = {.comm = comm};
+    for (int i = 0; i < list->count; i++)
+        ISO_TRY(iso__tensor_batch_add(&batch, list->item[i]->value));
+    return iso__tensor_batch_end(&batch);
 }
 
 static bool is_count(const iso_tensor *t) { return t->dtype == ISO_I64; }

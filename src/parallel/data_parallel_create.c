@@ -180,16 +180,11 @@ static iso_status make_cuts(iso__data_parallel *self) {
 }
 
 static iso_status broadcast_frozen(iso__data_parallel *self) {
-    for (int i = 0; i < self->list.count; i++) {
-        iso_tensor *value = self->list.item[i]->value;
-        void *data;
-        if (self->list.item[i]->requires_grad) continue;
-        ISO_TRY(iso_tensor_map(value, ISO_READ_WRITE, &data));
-        iso_status status = iso_comm_bcast(self->comm, data, iso__tensor_bytes(value), 0);
-        ISO_TRY(iso_tensor_unmap(value));
-        ISO_TRY(status);
-    }
-    return ISO_OK;
+    iso__tensor_batch batch = {.comm = self->comm};
+    for (int i = 0; i < self->list.count; i++)
+        if (!self->list.item[i]->requires_grad)
+            ISO_TRY(iso__tensor_batch_add(&batch, self->list.item[i]->value));
+    return iso__tensor_batch_end(&batch);
 }
 
 static iso_status check_mb(const char *field, double mb) {

@@ -19,7 +19,8 @@ libiso_core_la_SOURCES += \
     src/parallel/parallel_impl.h \
     src/parallel/param_list.c \
     src/parallel/param_list.h \
-    src/parallel/sync_batchnorm.c
+    src/parallel/sync_batchnorm.c \
+    src/parallel/tensor_batch.c
 
 # The reducer: facade over round, over appliers, planner, layout and transports.
 libiso_core_la_SOURCES += \

@@ -5,6 +5,7 @@
 #define ISO_PARALLEL_IMPL_H
 
 #include "base/base.h"
+#include "comm/comm_calls.h"
 #include "comm/traffic.h"
 
 #include <isotherm/parallel.h>
@@ -26,6 +27,21 @@ void iso__data_parallel_set_train_hook(iso_module *data_parallel, iso__train_hoo
 
 // Local. The 2-norm of this rank's own gradients, before they are exchanged: for a pre-sync hook.
 iso_status iso__local_grad_norm(iso_module *data_parallel, double *out);
+
+// ---- tensor_batch.c ----
+// Gives all ranks rank 0's values of tensors, several at a time. Begins as {.comm = ...}.
+enum { ISO_TENSOR_BATCH = 64 };
+typedef struct iso__tensor_batch {
+    iso_comm *comm; // borrowed
+    iso_tensor *tensor[ISO_TENSOR_BATCH];
+    iso__block block[ISO_TENSOR_BATCH];
+    size_t bytes;
+    int count;
+} iso__tensor_batch;
+// Collective: all ranks add tensors of the same shapes and types in the same order. A tensor has
+// its values after the end, at the latest.
+iso_status iso__tensor_batch_add(iso__tensor_batch *batch, iso_tensor *tensor);
+iso_status iso__tensor_batch_end(iso__tensor_batch *batch);
 
 // ---- buffers.c ----
 // Settings for iso__params_check_ranks (free *out with iso__free), and a hash over complete names

@@ -115,7 +115,7 @@ Test(np2_comm, communicator_for_short_exchanges) {
     static double most[LONG];
     iso_comm *comm;
     iso_request *request = NULL;
-    iso_assert_ok(iso__comm_create_like(test_comm, MPI_COMM_WORLD, false, &comm));
+    iso_assert_ok(iso__comm_create_like(test_comm, iso_comm_mpi(test_comm), false, &comm));
     iso_status status = iso_comm_iallreduce(comm, numbers, LONG, ISO_F32, "long", &request);
     iso_assert_all(status == ISO_ERR_STATE && strstr(iso_last_error()->message, "\"long\""));
     for (size_t i = 0; i < SHORT; i++) numbers[i] = value_of(test_rank, 0, i);

@@ -2,6 +2,7 @@
 // Creates a reducer, collectively, and destroys it.
 #include "parallel/reducer/reducer_impl.h"
 
+#include "comm/comm_calls.h"
 #include "comm/traffic.h"
 #include "parallel/param_list.h"
 
@@ -170,8 +171,8 @@ static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {
     bool wants_plan = config->sync == ISO_SYNC_LAZY && config->order == ISO_ORDER_NEED;
     ISO_TRY(iso__appliers_create(&r->layout, r->store.gradients, &r->appliers));
     ISO_TRY(iso__planner_create(&r->layout, r->world, wants_plan, &r->planner));
-    if (config->sums > 0) ISO_TRY(iso__sums_create(config->sums, &r->sums));
-    if (config->by_weight) ISO_TRY(iso__weights_create(&r->weights));
+    if (config->sums > 0) ISO_TRY(iso__sums_create(r->world, config->sums, &r->sums));
+    if (config->by_weight) ISO_TRY(iso__weights_create(r->world, &r->weights));
     r->setup = (iso__transport_setup){.store = &r->store,
                                       .coder = &r->coder,
                                       .buckets = &r->buckets,
@@ -212,11 +213,18 @@ static iso_status copy_values(iso_reducer *r, bool out) {
 }
 
 static iso_status broadcast_slots(iso_reducer *r) {
-    for (int i = 0; i < r->layout.slot_count; i++) {
+    void *memory;
+    int count = r->layout.slot_count;
+    ISO_TRY(iso__comm_alloc_zero(r->world, (size_t)count * sizeof(iso__block), &memory));
+    iso__block *block = memory;
+    for (int i = 0; i < count; i++) {
         const iso__grad_slot *s = &r->layout.slot[i];
-        void *value = r->store.device ? r->store.arena + s->offset : s->value;
-        ISO_TRY(iso_comm_bcast(r->world, value, s->count * iso_dtype_size(s->type), 0));
+        block[i].data = r->store.device ? r->store.arena + s->offset : s->value;
+        block[i].bytes = s->count * iso_dtype_size(s->type);
     }
+    iso_status status = iso__comm_bcast_list(r->world, block, count);
+    iso__free(memory);
+    ISO_TRY(status);
     return ISO_OK;
 }
 

@@ -317,7 +317,7 @@ static iso_status allocate_round(iso__round *r) {
     ISO_TRY(iso__alloc_zero(buckets * sizeof(*r->bucket), (void **)&r->bucket));
     ISO_TRY(iso__alloc_zero(slots * sizeof(*r->slot), (void **)&r->slot));
     for (int b = 0; b < l->bucket_count; b++) r->bucket[b].missing = slots_in(r, b);
-    return iso__usage_create(l, &r->usage);
+    return iso__usage_create(r->with.world, l, &r->usage);
 }
 
 iso_status iso__round_create(const iso__round_config *config, iso__round **out) {

@@ -2,6 +2,8 @@
 // A few numbers of the program that are summed over the ranks along with a list of gradients.
 #include "parallel/reducer/sums.h"
 
+#include "comm/comm_calls.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +15,8 @@ enum { CARRIED = 3 }; // further digits that a sum may need
 
 struct iso__sums {
     int count;
-    double *mine, *sent, *sum; // [count]: of the next list, of the issued list, over all ranks
+    double *mine, *sent, *sum; // [count]: of the next list, of the issued list, over all ranks (and
+                               // zeros behind those, see iso__comm_reduction_room)
     bool to_send;              // they need a message of their own
     iso_request *request;
     iso_comm *comm; // the communicator of the request, retained
@@ -116,7 +119,8 @@ iso_status iso__sums_send(iso__sums *s, iso_comm *comm) {
     memcpy(s->sum, s->sent, (size_t)s->count * sizeof(double));
     if (!comm || iso_comm_size(comm) == 1) return ISO_OK;
     s->comm = iso_comm_retain(comm);
-    return iso_comm_iallreduce(comm, s->sum, (size_t)s->count, ISO_F64, "sums", &s->request);
+    return iso_comm_iallreduce(comm, s->sum, iso__comm_reduction_room(comm, (size_t)s->count),
+                               ISO_F64, "sums", &s->request);
 }
 
 iso_status iso__sums_wait(iso__sums *s) {
@@ -129,10 +133,11 @@ iso_status iso__sums_wait(iso__sums *s) {
 
 // ---- Life -------------------------------------------------------------------------------------------
 
-iso_status iso__sums_create(int count, iso__sums **out) {
+iso_status iso__sums_create(const iso_comm *world, int count, iso__sums **out) {
     iso__sums *s;
+    size_t n = (size_t)count, numbers = 2 * n + iso__comm_reduction_room(world, n);
     ISO_TRY(iso__alloc_zero(sizeof(*s), (void **)&s));
-    iso_status status = iso__alloc_zero(3 * (size_t)count * sizeof(double), (void **)&s->mine);
+    iso_status status = iso__alloc_zero(numbers * sizeof(double), (void **)&s->mine);
     if (status < 0) iso__free(s);
     ISO_TRY(status);
     s->count = count;

@@ -18,7 +18,8 @@ typedef struct iso__sums iso__sums;
 #define ISO_SUMS_MOST_RANKS 16384
 size_t iso__sums_elements(int count);
 
-iso_status iso__sums_create(int count, iso__sums **out);
+// world: sums are over some of its ranks, or all.
+iso_status iso__sums_create(const iso_comm *world, int count, iso__sums **out);
 // Accepts NULL. Returns false if a message is under way; the sums then remain.
 bool iso__sums_destroy(iso__sums **sums);
 

@@ -20,22 +20,22 @@ struct iso__usage {
     const iso__layout *layout;
     bool *here;    // [slots]: used by this rank's program
     bool *skipped; // [slots]: true if no rank used it, in the list that came back last
-    double *any;   // [slots]: 1 where any rank has used it
+    double *any;   // [slots]: 1 where any rank has used it; zeros behind them
     known_set set[SETS];
     known_set *asking; // gets the answer to the request
     iso_request *request;
     iso_comm *asked; // the communicator of the request; retained, because MPI may still use it
 };
 
-iso_status iso__usage_create(const iso__layout *layout, iso__usage **out) {
+iso_status iso__usage_create(const iso_comm *world, const iso__layout *layout, iso__usage **out) {
     iso_status status;
     iso__usage *u;
-    size_t slots = (size_t)layout->slot_count;
+    size_t slots = (size_t)layout->slot_count, room = iso__comm_reduction_room(world, slots);
     ISO_TRY(iso__alloc_zero(sizeof(*u), (void **)&u));
     u->layout = layout;
     ISO_TRY_GOTO(iso__alloc_zero(slots * sizeof(*u->here), (void **)&u->here));
     ISO_TRY_GOTO(iso__alloc_zero(slots * sizeof(*u->skipped), (void **)&u->skipped));
-    ISO_TRY_GOTO(iso__alloc_zero(slots * sizeof(*u->any), (void **)&u->any));
+    ISO_TRY_GOTO(iso__alloc_zero(room * sizeof(*u->any), (void **)&u->any));
     for (int i = 0; i < SETS; i++) {
         ISO_TRY_GOTO(iso__alloc_zero(slots * sizeof(bool), (void **)&u->set[i].here));
         ISO_TRY_GOTO(iso__alloc_zero(slots * sizeof(bool), (void **)&u->set[i].skipped));
@@ -88,8 +88,8 @@ iso_status iso__usage_ask(iso__usage *u, iso_comm *comm) {
     for (int i = 0; i < u->layout->param_count; i++) note_used(u, i);
     if (!comm || iso_comm_size(comm) == 1) return ISO_OK;
     u->asked = iso_comm_retain(comm);
-    return iso__comm_iallreduce_max(comm, u->any, u->layout->slot_count, "used parameters",
-                                    &u->request);
+    size_t room = iso__comm_reduction_room(comm, (size_t)u->layout->slot_count);
+    return iso__comm_iallreduce_max(comm, u->any, (int)room, "used parameters", &u->request);
 }
 
 // ---- A set that is kept -------------------------------------------------------------------------------

@@ -8,8 +8,8 @@
 
 typedef struct iso__usage iso__usage;
 
-// Borrows the layout.
-iso_status iso__usage_create(const iso__layout *layout, iso__usage **out);
+// Borrows the layout. world: ranks are asked over some of its ranks, or all.
+iso_status iso__usage_create(const iso_comm *world, const iso__layout *layout, iso__usage **out);
 // Accepts NULL. Returns false if a reduction is under way; its memory then remains.
 bool iso__usage_destroy(iso__usage **usage);
 

@@ -2,20 +2,24 @@
 // The weights of the ranks in a list of gradients, and their total.
 #include "parallel/reducer/weights.h"
 
+#include "comm/comm_calls.h"
+
 #include <math.h>
 
 struct iso__weights {
     double next; // this rank's, for the list that leaves next
     bool given;  // it has one, which may be 0
     bool left;   // the list that is being issued, or is under way, has its weight
-    double own, total;
+    double own;
     iso_status failed; // a sum that iso__weights_are_here saw fail
     iso_request *request;
     iso_comm *comm; // the communicator of the request, retained
+    double total[]; // and zeros, see iso__comm_reduction_room
 };
 
-iso_status iso__weights_create(iso__weights **out) {
-    return iso__alloc_zero(sizeof(iso__weights), (void **)out);
+iso_status iso__weights_create(const iso_comm *world, iso__weights **out) {
+    size_t room = iso__comm_reduction_room(world, 1);
+    return iso__alloc_zero(sizeof(iso__weights) + room * sizeof(double), (void **)out);
 }
 
 bool iso__weights_destroy(iso__weights **pointer) {
@@ -60,13 +64,14 @@ void iso__weights_drop(iso__weights *w) {
 
 iso_status iso__weights_leave(iso__weights *w, iso_comm *comm) {
     if (!w || w->left) return ISO_OK;
-    w->own = w->total = w->next;
+    w->own = w->total[0] = w->next;
     w->left = true;
     w->failed = ISO_OK;
     iso__weights_drop(w);
     if (!comm || iso_comm_size(comm) == 1) return ISO_OK;
     w->comm = iso_comm_retain(comm);
-    return iso_comm_iallreduce(comm, &w->total, 1, ISO_F64, "weights", &w->request);
+    return iso_comm_iallreduce(comm, w->total, iso__comm_reduction_room(comm, 1), ISO_F64,
+                               "weights", &w->request);
 }
 
 void iso__weights_restart(iso__weights *w) {
@@ -91,7 +96,7 @@ iso_status iso__weights_wait(iso__weights *w, double *total) {
     ISO_TRY(status);
     ISO_CHECK(w->failed == ISO_OK, w->failed, "the sum of the weights of all ranks failed (%s)",
               iso_status_string(w->failed));
-    *total = w->total;
+    *total = w->total[0];
     return ISO_OK;
 }
 

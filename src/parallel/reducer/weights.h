@@ -11,7 +11,8 @@
 
 typedef struct iso__weights iso__weights;
 
-iso_status iso__weights_create(iso__weights **out);
+// world: sums are over some of its ranks, or all.
+iso_status iso__weights_create(const iso_comm *world, iso__weights **out);
 // Accepts NULL. Returns false if the message is under way; the weights then remain.
 bool iso__weights_destroy(iso__weights **weights);
 
