@@ -19,7 +19,7 @@ static const char *name_of(int i) {
                           : iso__env_name((iso__env)i);
 }
 
-typedef char value[VALUE_ROOM]; // the effective value; empty: not set, or not compared
+typedef char text_value[VALUE_ROOM]; // the effective value; empty: not set, or not compared
 
 // The ends of a number: the least of each over all ranks shows whether the number is the same.
 typedef struct ends {
@@ -40,8 +40,8 @@ typedef struct meeting {
         int64_t status;
         char said[sizeof(((iso_error *)0)->message)];
     } refusal;
-    value first[COMPARED]; // rank 0's
-    value other;
+    text_value first[COMPARED]; // rank 0's
+    text_value other;
 } meeting;
 
 // What this rank has.
@@ -49,7 +49,7 @@ typedef struct record {
     iso_status status;
     int64_t unknown;
     int rank; // in the job
-    value value[COMPARED];
+    text_value value[COMPARED];
 } record;
 
 typedef struct comparison {
