@@ -5,6 +5,7 @@
 
 #include "comm/traffic.h"
 
+#include <isotherm/reducer.h>
 #include <isotherm/sync_batchnorm.h>
 
 #include <criterion/criterion.h>
@@ -13,6 +14,16 @@
 TestSuite(np1_traffic, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_traffic, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np4_traffic, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+
+static int64_t longest; // bytes that MPI was asked to sum at once
+
+int MPI_Iallreduce(const void *from, void *to, int count, MPI_Datatype type, MPI_Op op,
+                   MPI_Comm comm, MPI_Request *request) {
+    int size;
+    MPI_Type_size(type, &size);
+    if ((int64_t)count * size > longest) longest = (int64_t)count * size;
+    return PMPI_Iallreduce(from, to, count, type, op, comm, request);
+}
 
 enum { STEPS = 4, FEATURES = 6 };
 enum { RING = 1, BINOMIAL, RABENSEIFNER, RECURSIVE_DOUBLING }; // as Open MPI counts them
@@ -168,6 +179,30 @@ Test(np4_traffic, of_buffers_and_batch_norms) {
                    others * buffers);
     iso_assert_all(beside(ISO_BUFFERS_AVERAGE, ISO_BUFFERS_AT_EVALUATION, true) ==
                    2 * others * norm);
+}
+
+// ---- Messages -------------------------------------------------------------------------------------
+
+// An all-reduce sends half of its values at a time. Open MPI's TCP transport sends a message that
+// fits into 64 KB with its header at once, and asks the receiver first before a longer one.
+static void stays_short(iso_sync sync) {
+    enum { COUNT = 9 * 32768, HEADER = 64 };
+    static float value[COUNT];
+    iso_reducer *r;
+    iso_reducer_param param = {.name = "a", .value = value, .count = COUNT, .dtype = ISO_F32};
+    iso_reducer_config config = {.sync = sync, .order = ISO_ORDER_REVERSE};
+    setenv("ISO_RANKS_PER_NODE", "1", 1);
+    iso_assert_ok(iso_reducer_create(test_comm, &param, 1, &config, &r));
+    longest = 0;
+    iso_assert_ok(iso_reducer_grad_ready(r, 0));
+    iso_assert_ok(iso_reducer_finish(r));
+    iso_assert_all(longest > 0 && longest / 2 + HEADER <= 65536);
+    iso_reducer_destroy(&r);
+}
+
+Test(np3_traffic, of_long_gradients_leaves_without_asking) {
+    stays_short(ISO_SYNC_BLOCKING);
+    stays_short(ISO_SYNC_LAZY);
 }
 
 // ---- Parameters -----------------------------------------------------------------------------------
