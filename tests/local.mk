@@ -108,9 +108,11 @@ tests_model_probe_LDADD = libiso_core.la
 
 EXTRA_PROGRAMS += $(BENCHES)
 CLEANFILES += $(BENCHES)
-SCALE_FILES = tests/scale/build_scale.sh tests/scale/cases tests/scale/costs tests/scale/measure_scale.sh \
+SCALE_FILES = tests/scale/build_scale.sh tests/scale/calibrate.sh tests/scale/cases tests/scale/cases_gradients \
+    tests/scale/costs tests/scale/measure_scale.sh \
     tests/scale/plot_scale.sh tests/scale/predict_scale.sh tests/scale/runs_scale.sh tests/scale/simulate.sh \
-    tests/scale/smpi_collectives.c tests/scale/smpi_memory.c tests/scale/smpi_model.h tests/scale/tables.sh
+    tests/scale/smpi_collectives.c tests/scale/smpi_memory.c tests/scale/smpi_model.h tests/scale/smpi_queue.c \
+    tests/scale/tables.sh
 EXTRA_DIST += $(SCALE_FILES) $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller.cpp tests/fortran_caller.f90 \
     tests/fortran_layout.c tests/fortran_layout.f90 tests/fortran_hooks.f90 tests/fortran_network.f90 tests/idx_files.sh \
     tests/same_bits/random_arrays.c tests/same_bits/random_case.h tests/same_bits/random_modules.c \

@@ -84,7 +84,7 @@ static double conv_flops(const iso_tensor *y, const iso_tensor *w) {
 // A slot of the table of kernels that calls the real one and takes its time.
 #define PROBE(slot, direction, object, flops, bytes, PARAMS, ARGUMENTS)                            \
     static iso_status probe_##slot PARAMS {                                                        \
-        if (the.spend) return the.spend(#slot, flops, bytes), ISO_OK;                              \
+        if (the.spend) return the.spend(#slot, flops, bytes, 1), ISO_OK;                           \
         int64_t start = begin();                                                                   \
         iso_status status = the.kernels->slot ARGUMENTS;                                           \
         end(#slot, direction, object, flops, bytes, start);                                        \
@@ -96,10 +96,6 @@ static double conv_flops(const iso_tensor *y, const iso_tensor *w) {
 #define INPUT   "backward, input"
 #define UPDATE  "update"
 
-PROBE(linear_forward, FORWARD, y, gemm_flops(x, w), size_of(x) + size_of(w) + size_of(y),
-      ARGS(iso_device *d, TENSOR x, TENSOR w, iso__arrival *arrival, TENSOR b, iso_activation act,
-           iso_tensor *y),
-      ARGS(d, x, w, arrival, b, act, y))
 // Of a layer that leaves in pieces, dw is NULL: linear_backward_rows computes it.
 PROBE(linear_backward_params, PARAMS, (dw ? dw : db)->data, gemm_flops(x, dw),
       size_of(x) + size_of(dw) + size_of(dy),
@@ -184,8 +180,30 @@ PROBE(adam, UPDATE, p, 0, (most ? 36.0 : 28.0) * (double)count,
            void *m, void *v, void *most),
       ARGS(d, count, args, g, p, m, v, most))
 
+// As the real kernel does: each part of the weight is awaited, then computed with.
+static iso_status spend_arriving(TENSOR x, TENSOR w, iso__arrival *arrival, TENSOR y) {
+    int64_t rows = w->shape[0], unit = arrival ? arrival->unit : rows;
+    double flops = gemm_flops(x, w), bytes = size_of(x) + size_of(w) + size_of(y);
+    for (int64_t first = 0, end; first < rows; first = end) {
+        end = first + unit < rows ? first + unit : rows;
+        if (arrival) ISO_TRY(arrival->wait(arrival, end));
+        the.spend("linear_forward", flops, bytes, (double)(end - first) / (double)rows);
+    }
+    return ISO_OK;
+}
+
+static iso_status probe_linear_forward(iso_device *d, TENSOR x, TENSOR w, iso__arrival *arrival,
+                                       TENSOR b, iso_activation act, iso_tensor *y) {
+    if (the.spend) return spend_arriving(x, w, arrival, y);
+    int64_t start = begin();
+    iso_status status = the.kernels->linear_forward(d, x, w, arrival, b, act, y);
+    end("linear_forward", FORWARD, y, gemm_flops(x, w), size_of(x) + size_of(w) + size_of(y),
+        start);
+    return status;
+}
+
 static iso_status probe_copy(iso_device *d, TENSOR from, iso_tensor *to) {
-    if (the.spend) return the.spend("copy", 0, size_of(from) + size_of(to)), ISO_OK;
+    if (the.spend) return the.spend("copy", 0, size_of(from) + size_of(to), 1), ISO_OK;
     int64_t start = begin();
     iso_status status = the.device_ops->copy(d, from, to);
     end("copy", NULL, to, 0, size_of(from) + size_of(to), start);
@@ -193,7 +211,7 @@ static iso_status probe_copy(iso_device *d, TENSOR from, iso_tensor *to) {
 }
 
 static iso_status probe_fill(iso_device *d, iso_tensor *x, double value) {
-    if (the.spend) return the.spend("fill", 0, size_of(x)), ISO_OK;
+    if (the.spend) return the.spend("fill", 0, size_of(x), 1), ISO_OK;
     int64_t start = begin();
     iso_status status = the.device_ops->fill(d, x, value);
     end("fill", NULL, x, 0, size_of(x), start);

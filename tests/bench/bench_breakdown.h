@@ -20,8 +20,9 @@ typedef struct bench_subject {
 // step; prints nothing if quiet (on other ranks). Ends the program on errors.
 void bench_breakdown(const bench_subject *subject, int warmup, int steps, bool quiet);
 
-// Takes the place of a kernel: `operation` is the name of its slot; flops 0: what counts is memory.
-typedef void (*bench_spend)(const char *operation, double flops, double bytes);
+// Takes the place of a kernel, or of a part of it: `operation` is the name of its slot; flops 0:
+// what counts is memory; share: of the kernel that this part is.
+typedef void (*bench_spend)(const char *operation, double flops, double bytes, double share);
 // From now on, kernels of f32 and copies of this device compute nothing but call `spend`. For the
 // lifetime of the process.
 void bench_breakdown_replace(iso_device *device, bench_spend spend);

@@ -90,8 +90,8 @@ void bench_model_spend(double ms) {
         spend_asleep(ms * 1e6);
 }
 
-static void spend_kernel(const char *operation, double flops, double bytes) {
-    bench_model_spend(time_of(operation, flops, bytes));
+static void spend_kernel(const char *operation, double flops, double bytes, double share) {
+    bench_model_spend(share * time_of(operation, flops, bytes));
 }
 
 void bench_model_rest(void) {

@@ -33,7 +33,7 @@ done
 objects=
 for source in tests/bench/bench_breakdown.c tests/bench/bench_model.c tests/bench/bench_peak.c \
     tests/bench/bench_scale.c tests/bench/bench_util.c examples/support/models.c examples/support/models_resnet.c \
-    tests/scale/smpi_collectives.c tests/scale/smpi_memory.c; do
+    tests/scale/smpi_collectives.c tests/scale/smpi_memory.c tests/scale/smpi_queue.c; do
     object=scale-$(basename "$source" .c).o
     smpicc -std=gnu11 -O2 -g -DSMPI_NO_OVERRIDE_MALLOC -D_GNU_SOURCE -Wall -Wextra -I. -Iinclude -I"$root/include" \
         -I"$root/src" -I"$root" -c "$root/$source" -o "$object"

@@ -32,6 +32,8 @@ typedef struct schedule {
     int *bytes, pending_count, pending_room;
     void *scratch;
     bool complete;
+    bool queues;           // its messages leave through the queue
+    int queued;            // messages of the round that are in the queue
     struct schedule *next; // of those that are not complete
 } schedule;
 
@@ -41,43 +43,12 @@ static bool waiting;        // in a wait: no computation is held up
 
 int __real_MPI_Test(MPI_Request *request, int *done, MPI_Status *status);
 
-// ---- Tags: the number of the collective on its communicator ---------------------------------------
-
-#define FIRST_TAG  10000
-#define TAGS       50000
-#define MOST_COMMS 4096
-
-static struct {
-    MPI_Comm comm;
-    int used;
-} counter[MOST_COMMS];
-static int counters;
-
-static int take_tag(MPI_Comm comm) {
-    int i = 0;
-    while (i < counters && counter[i].comm != comm) i++;
-    if (i == MOST_COMMS) {
-        fprintf(stderr, "more than %d communicators have collectives: raise MOST_COMMS\n",
-                MOST_COMMS);
-        abort();
-    }
-    if (i == counters) counter[counters++].comm = comm;
-    return FIRST_TAG + counter[i].used++ % TAGS;
-}
-
-int __real_MPI_Comm_free(MPI_Comm *comm);
-int __wrap_MPI_Comm_free(MPI_Comm *comm) {
-    for (int i = 0; i < counters; i++)
-        if (counter[i].comm == *comm) counter[i--] = counter[--counters];
-    return __real_MPI_Comm_free(comm);
-}
-
 // ---- Building -------------------------------------------------------------------------------------
 
 static schedule *begin_schedule(MPI_Comm comm, MPI_Datatype type, MPI_Op op) {
     schedule *s = calloc(1, sizeof(*s));
     s->comm = comm, s->type = type, s->op = op;
-    s->tag = take_tag(comm);
+    s->tag = model_take_tag(comm);
     return s;
 }
 
@@ -126,6 +97,13 @@ static void post_message(schedule *s, const step *m) {
         MPI_Irecv(at, m->count, MPI_BYTE, m->peer, s->tag, s->comm, request);
 }
 
+static void send_message(schedule *s, const step *m) {
+    if (m->kind == SEND && s->queues && model_queue_takes())
+        model_queue_add(m->at, m->count, m->peer, s->tag, s->comm, &s->queued);
+    else
+        post_message(s, m);
+}
+
 static void run_sum(const schedule *s, const step *sum) {
     size_t bytes = (size_t)sum->count * (size_t)size_of(s->type);
     if (!model_is_modelled(sum->at))
@@ -151,12 +129,13 @@ static void advance_schedule(schedule *s) {
             if (!waiting) model_spend(model_costs()->byte_ns * s->bytes[last]);
             s->pending_count = last;
         }
+        if (s->queued > 0) return;
         if (s->at == s->count) break;
         for (; s->at < s->count && s->step[s->at].kind != ROUND; s->at++) {
             if (s->step[s->at].kind == SUM)
                 run_sum(s, &s->step[s->at]);
             else
-                post_message(s, &s->step[s->at]);
+                send_message(s, &s->step[s->at]);
         }
         if (s->at < s->count) s->at++;
     }
@@ -164,6 +143,7 @@ static void advance_schedule(schedule *s) {
 }
 
 static void advance_all(void) {
+    model_queue_advance(!waiting);
     for (schedule **link = &active; *link;) {
         schedule *s = *link;
         advance_schedule(s);
@@ -238,6 +218,8 @@ int __wrap_sched_yield(void) {
     MPI_Request request[64];
     schedule *of[64];
     int count = 0, index;
+    MPI_Request *leaving = model_queue_first();
+    if (leaving) of[count] = NULL, request[count++] = *leaving;
     for (schedule *s = active; s && count < 63; s = s->next)
         if (s->pending_count > 0)
             of[count] = s, request[count++] = s->pending[s->pending_count - 1];
@@ -248,15 +230,18 @@ int __wrap_sched_yield(void) {
     }
     MPI_Waitany(count, request, &index, MPI_STATUS_IGNORE);
     if (index == MPI_UNDEFINED) return 0;
-    if (!of[index]) {
-        *native = MPI_REQUEST_NULL, native = NULL;
+    waiting = true;
+    if (leaving && index == 0) {
+        model_queue_drop(); // the network does it by itself
     } else {
-        of[index]->pending_count--;
-        waiting = true;
-        advance_all();
-        waiting = false;
+        if (of[index])
+            of[index]->pending_count--;
+        else
+            *native = MPI_REQUEST_NULL, native = NULL;
+        model_queue_wake();
     }
-    model_spend(model_costs()->wake_ns);
+    advance_all();
+    waiting = false;
     return 0;
 }
 
@@ -476,6 +461,7 @@ int __wrap_MPI_Iallreduce(const void *send, void *recv, int count, MPI_Datatype 
     if (!model_is_modelled(recv)) r.s->scratch = r.scratch = malloc(bytes ? bytes : 1);
     int power = 1;
     while (2 * power <= r.size) power *= 2;
+    r.s->queues = count >= power;
     if (count >= power)
         plan_halves(&r, power);
     else

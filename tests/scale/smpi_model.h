@@ -25,4 +25,16 @@ bool model_is_modelled(const void *memory);
 // SMPI_SHARED_MALLOC.
 void *model_payload(void *memory, size_t bytes);
 
+// The tag of a new collective: its number on its communicator.
+int model_take_tag(MPI_Comm comm);
+// Messages that leave one after the other. Whether one that is sent now has to be queued:
+bool model_queue_takes(void);
+// *left counts those that have not left.
+void model_queue_add(void *at, int bytes, int peer, int tag, MPI_Comm comm, int *left);
+MPI_Request *model_queue_first(void); // the request of the one that is leaving; NULL: none is
+void model_queue_drop(void);          // it has been found complete: the next one leaves
+void model_queue_advance(bool computing);
+// Lets the time pass until a waiting rank has seen a message that has arrived; others leave.
+void model_queue_wake(void);
+
 #endif

@@ -21,6 +21,8 @@ out=$1
 time_kernels mlp 64 400
 time_kernels cnn 64 60
 time_kernels resnet18 32 16
+time_kernels cnn 128 30
+time_kernels resnet18 16 24
 # wide: its products take time in proportion; its updates are those of arrays that no cache holds.
 {
     grep -v -e '^sgd' -e '^rest' "$out/mlp-64.times"
