@@ -20,6 +20,7 @@ nobase_dist_doc_DATA = \
     docs/measurements/scale-2026-11-26.jsonl \
     docs/measurements/scale-measured-2026-11-26.txt \
     docs/measurements/scale-predictions-2026-11-26.txt \
+    docs/measurements/scale-predictions-gradients-2026-11-26.txt \
     docs/scale.md \
     docs/studies/adaptive-period-slack.csv \
     docs/studies/adaptive-period.csv \
