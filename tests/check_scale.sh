@@ -41,10 +41,17 @@ done
 # Kernels of 2 ms in all. The bytes of a step are those of both ranks.
 printf '%s\n' 'linear_forward 51380224 1937408 1' 'linear_backward_params 51380224 1937408 1' >table
 simulate 2 1 100 --sync blocking --device model:table --steps 4 --warmup 2
-awk -v ms="$(value_of step_ms)" -v bytes="$(value_of sent_bytes_per_step)" 'BEGIN {
-    wire = bytes / 2 * 8 / (100e6 * 0.953) * 1e3
+payload=$(sed -n 's/^payload=\([0-9.]*\).*/\1/p' "$root/tests/scale/costs")
+awk -v ms="$(value_of step_ms)" -v bytes="$(value_of sent_bytes_per_step)" -v payload="$payload" 'BEGIN {
+    wire = bytes / 2 * 8 / (100e6 * payload) * 1e3
     exit !(ms > wire + 2 && ms < 1.02 * (wire + 4)) }'
 result $? "a blocking step takes the time of its kernels and of its bytes on the link"
+
+# The forward needs the pieces of a weight before the last rank falls behind, so that nothing hides their exchange.
+echo "rest 0 0 0" >no_kernels
+simulate 2 1 1000 --model cnn --sync lazy --slow-ms 20 --device model:no_kernels --steps 4 --warmup 12
+awk -v ms="$(value_of step_ms)" 'BEGIN { exit !(ms > 20 + 38 && ms < 20 + 43) }'
+result $? "a simulated forward waits for the pieces of a weight"
 
 for number in 1 2; do
     simulate 3 2 1000 --sync daso --set warmup-steps=2,cooldown-steps=0 --device model:table --steps 16 --warmup 8
