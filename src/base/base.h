@@ -107,8 +107,8 @@ iso_status iso__alloc_zero(size_t bytes, void **out);
 // Resizes a buffer and keeps its first `old` bytes. *pointer is unchanged on failure.
 iso_status iso__realloc(void **pointer, size_t old, size_t bytes);
 // Makes room for one more element of `size` bytes behind the first `count`. *room is the number of
-// elements for which there is room, and doubles if it is used up. room NULL: the array is exactly
-// full.
+// elements for which there is room, and doubles if it is used up. room NULL: there is room for the
+// next power of two, as this function makes it.
 iso_status iso__grow(void **array, int count, int *room, size_t size);
 iso_status iso__strdup(const char *text, char **out);
 void iso__free(void *pointer); // accepts NULL

@@ -45,8 +45,8 @@ iso_status iso__realloc(void **pointer, size_t old, size_t bytes) {
 }
 
 iso_status iso__grow(void **array, int count, int *room, size_t size) {
-    if (room && count < *room) return ISO_OK;
-    int larger = !room ? count + 1 : *room > 0 ? 2 * *room : 32;
+    if (room ? count < *room : count > 0 && (count & (count - 1)) != 0) return ISO_OK;
+    int larger = !room ? (count > 0 ? 2 * count : 1) : *room > 0 ? 2 * *room : 32;
     ISO_TRY(iso__realloc(array, (size_t)count * size, (size_t)larger * size));
     if (room) *room = larger;
     return ISO_OK;
