@@ -34,6 +34,8 @@ typedef struct iso_parameter {
     // Set by a wrapper that updates lazily: completes the pending work on this parameter.
     iso_status (*complete)(void *user, struct iso_parameter *parameter);
     void *complete_user;
+    // Set along with it: its number among the parameters that the wrapper updates.
+    int complete_index;
     int optimizers; // number of optimizers with state for it; that state has its element type
     int references; // number of modules that use it; above 1 for a tied one, see iso_module_tie
     // Set by a wrapper that exchanges and updates this parameter in pieces; else NULL.
@@ -264,10 +266,11 @@ struct iso_module {
     iso_buffer **buffer;
     iso_module **child;
     const char **child_name;
-    iso_added_hooks *hooks;        // [hooks_count], in the order in which they were added
-    int hooks_count, hooks_handle; // number of hooks; the last handle that was given out
-    iso_call **call;               // stack of calls since the last root forward
-    int call_depth, call_capacity; // calls that await their backward; room of the stack
+    struct iso__index *child_index; // finds children by their names
+    iso_added_hooks *hooks;         // [hooks_count], in the order in which they were added
+    int hooks_count, hooks_handle;  // number of hooks; the last handle that was given out
+    iso_call **call;                // stack of calls since the last root forward
+    int call_depth, call_capacity;  // calls that await their backward; room of the stack
     uint64_t forward_number;
     // Row of the global batch that is row 0 of the local one, see iso_module_set_first_row.
     int64_t first_row;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The base of every module: creation, children, references, and settings for a whole tree of
 // modules.
+#include "base/index.h"
 #include "nn/nn_impl.h"
 
 #include <string.h>
@@ -81,6 +82,8 @@ static void destroy_children(iso_module *module) {
     }
     iso__free(module->child);
     iso__free(module->child_name);
+    if (module->child_index) iso__index_free(module->child_index);
+    iso__free(module->child_index);
 }
 
 iso_module *iso_module_retain(iso_module *module) {
@@ -105,6 +108,14 @@ void iso_module_destroy(iso_module **slot) {
 
 // ---- Parameters and children -------------------------------------------------------------------
 
+static bool has_child(const iso_module *module, const char *name) {
+    int i;
+    for (size_t at = 0; module->child_index &&
+                        (i = iso__index_next(module->child_index, iso__name_key(name), &at)) >= 0;)
+        if (i < module->child_count && strcmp(name, module->child_name[i]) == 0) return true;
+    return false;
+}
+
 static iso_status check_name(const iso_module *module, const char *name) {
     ISO_CHECK(name && name[0] && !strchr(name, '.'), ISO_ERR_ARG,
               "\"%s\" is not a valid name inside a %s: names are not empty and have no '.'",
@@ -115,9 +126,8 @@ static iso_status check_name(const iso_module *module, const char *name) {
     for (int i = 0; i < module->buffer_count; i++)
         ISO_CHECK(strcmp(name, module->buffer[i]->name) != 0, ISO_ERR_ARG,
                   "%s already has a buffer named \"%s\"", module->ops->type, name);
-    for (int i = 0; i < module->child_count; i++)
-        ISO_CHECK(strcmp(name, module->child_name[i]) != 0, ISO_ERR_ARG,
-                  "%s already has a child named \"%s\"", module->ops->type, name);
+    ISO_CHECK(!has_child(module, name), ISO_ERR_ARG, "%s already has a child named \"%s\"",
+              module->ops->type, name);
     return ISO_OK;
 }
 
@@ -202,6 +212,13 @@ static bool contains_module(const iso_module *module, const iso_module *sought) 
     return false;
 }
 
+// Of the next child. If it is not added after all, its number is not below child_count.
+static iso_status index_child(iso_module *module, const char *name) {
+    if (!module->child_index)
+        ISO_TRY(iso__alloc_zero(sizeof(*module->child_index), (void **)&module->child_index));
+    return iso__index_add(module->child_index, iso__name_key(name), module->child_count);
+}
+
 // Takes one reference of child on success only.
 static iso_status add_child(iso_module *module, const char *name, iso_module *child) {
     ISO_CHECK(child, ISO_ERR_ARG, "no module was given to add to a %s", module->ops->type);
@@ -216,6 +233,7 @@ static iso_status add_child(iso_module *module, const char *name, iso_module *ch
     array = module->child_name;
     ISO_TRY(iso__grow(&array, module->child_count, NULL, sizeof(void *)));
     module->child_name = array;
+    ISO_TRY(index_child(module, name));
 
     char *copy;
     ISO_TRY(iso__strdup(name, &copy));

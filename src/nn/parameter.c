@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Access to parameters from outside, and the walks over parameters and buffers of a tree of
 // modules.
+#include "base/index.h"
 #include "nn/nn_impl.h"
 
 #include <string.h>
@@ -84,17 +85,18 @@ static iso_status count_parameters(iso_module *module, const char *path, void *c
     return ISO_OK;
 }
 
-static bool is_listed(const iso_parameter_list *list, const iso_parameter *parameter) {
-    for (int i = 0; i < list->count; i++)
-        if (list->item[i] == parameter) return true;
-    return false;
-}
+typedef struct parameter_walk {
+    iso_parameter_list list;
+    iso__index listed; // of list.item
+} parameter_walk;
 
 static iso_status collect_parameters(iso_module *module, const char *path, void *user) {
-    iso_parameter_list *list = user;
+    parameter_walk *walk = user;
+    iso_parameter_list *list = &walk->list;
     for (int i = 0; i < module->parameter_count; i++) {
         iso_parameter *p = module->parameter[i];
-        if (is_listed(list, p)) continue;
+        if (iso__index_of(&walk->listed, p) >= 0) continue;
+        ISO_TRY(iso__index_add(&walk->listed, iso__pointer_key(p), list->count));
         ISO_TRY(full_name(path, module->parameter_name[i], &list->name[list->count]));
         list->item[list->count] = p;
         list->owner[list->count++] = module;
@@ -102,39 +104,61 @@ static iso_status collect_parameters(iso_module *module, const char *path, void 
     return ISO_OK;
 }
 
-// Stable, so that without places all stay in registration order.
-static void order_parameters(iso_parameter_list *list) {
-    for (int i = 1; i < list->count; i++) {
-        iso_parameter *item = list->item[i];
-        char *name = list->name[i];
-        iso_module *owner = list->owner[i];
-        int k = i;
-        for (; k > 0 && list->item[k - 1]->place > item->place; k--) {
-            list->item[k] = list->item[k - 1];
-            list->name[k] = list->name[k - 1];
-            list->owner[k] = list->owner[k - 1];
-        }
-        list->item[k] = item;
-        list->name[k] = name;
-        list->owner[k] = owner;
+// An entry of a list of parameters or of buffers.
+typedef struct listed {
+    int64_t place;
+    int number; // in the order of registration, in which entries of equal places stay
+    void *item;
+    char *name;
+    iso_module *owner;
+} listed;
+
+static int by_place(const void *a, const void *b) {
+    const listed *x = a, *y = b;
+    if (x->place != y->place) return x->place < y->place ? -1 : 1;
+    return (x->number > y->number) - (x->number < y->number);
+}
+
+// Most lists are in order.
+static bool are_placed(const iso_parameter_list *list) {
+    for (int i = 1; i < list->count; i++)
+        if (list->item[i - 1]->place > list->item[i]->place) return false;
+    return true;
+}
+
+static iso_status order_parameters(iso_parameter_list *list) {
+    listed *entry;
+    if (are_placed(list)) return ISO_OK;
+    ISO_TRY(iso__alloc((size_t)list->count * sizeof(*entry), (void **)&entry));
+    for (int i = 0; i < list->count; i++)
+        entry[i] = (listed){list->item[i]->place, i, list->item[i], list->name[i], list->owner[i]};
+    qsort(entry, (size_t)list->count, sizeof(*entry), by_place);
+    for (int i = 0; i < list->count; i++) {
+        list->item[i] = entry[i].item;
+        list->name[i] = entry[i].name;
+        list->owner[i] = entry[i].owner;
     }
+    iso__free(entry);
+    return ISO_OK;
 }
 
 iso_status iso_module_parameters(iso_module *module, iso_parameter_list *out) {
-    iso_parameter_list list = {0};
+    parameter_walk walk = {.list = {0}};
     int room = 0;
     ISO_TRY(iso_module_walk(module, count_parameters, &room));
     void *memory[3] = {NULL};
     iso_status status = ISO_OK;
     for (int i = 0; i < 3; i++)
         ISO_TRY_GOTO(iso__alloc_zero((size_t)room * sizeof(void *), &memory[i]));
-    list = (iso_parameter_list){.item = memory[0], .name = memory[1], .owner = memory[2]};
-    ISO_TRY_GOTO(iso_module_walk(module, collect_parameters, &list));
-    order_parameters(&list);
-    *out = list;
+    walk.list = (iso_parameter_list){.item = memory[0], .name = memory[1], .owner = memory[2]};
+    ISO_TRY_GOTO(iso_module_walk(module, collect_parameters, &walk));
+    ISO_TRY_GOTO(order_parameters(&walk.list));
+    iso__index_free(&walk.listed);
+    *out = walk.list;
     return ISO_OK;
 fail:
-    for (int i = 0; i < list.count; i++) iso__free(list.name[i]);
+    iso__index_free(&walk.listed);
+    for (int i = 0; i < walk.list.count; i++) iso__free(walk.list.name[i]);
     for (int i = 0; i < 3; i++) iso__free(memory[i]);
     return status;
 }
@@ -165,47 +189,59 @@ static iso_status count_buffers(iso_module *module, const char *path, void *coun
     return ISO_OK;
 }
 
+typedef struct buffer_walk {
+    iso_buffer_list list;
+    iso__index listed; // of list.item
+} buffer_walk;
+
 static iso_status collect_buffers(iso_module *module, const char *path, void *user) {
-    iso_buffer_list *list = user;
+    buffer_walk *walk = user;
+    iso_buffer_list *list = &walk->list;
     for (int i = 0; i < module->buffer_count; i++) {
-        bool seen = false;
-        for (int k = 0; k < list->count; k++) seen = seen || list->item[k] == module->buffer[i];
-        if (seen) continue;
-        ISO_TRY(full_name(path, module->buffer[i]->name, &list->name[list->count]));
-        list->item[list->count++] = module->buffer[i];
+        iso_buffer *b = module->buffer[i];
+        if (iso__index_of(&walk->listed, b) >= 0) continue;
+        ISO_TRY(iso__index_add(&walk->listed, iso__pointer_key(b), list->count));
+        ISO_TRY(full_name(path, b->name, &list->name[list->count]));
+        list->item[list->count++] = b;
     }
     return ISO_OK;
 }
 
-static void order_buffers(iso_buffer_list *list) {
-    for (int i = 1; i < list->count; i++) {
-        iso_buffer *item = list->item[i];
-        char *name = list->name[i];
-        int k = i;
-        for (; k > 0 && list->item[k - 1]->place > item->place; k--) {
-            list->item[k] = list->item[k - 1];
-            list->name[k] = list->name[k - 1];
-        }
-        list->item[k] = item;
-        list->name[k] = name;
+static iso_status order_buffers(iso_buffer_list *list) {
+    listed *entry;
+    bool placed = true;
+    for (int i = 1; i < list->count; i++)
+        placed = placed && list->item[i - 1]->place <= list->item[i]->place;
+    if (placed) return ISO_OK;
+    ISO_TRY(iso__alloc((size_t)list->count * sizeof(*entry), (void **)&entry));
+    for (int i = 0; i < list->count; i++)
+        entry[i] = (listed){list->item[i]->place, i, list->item[i], list->name[i], NULL};
+    qsort(entry, (size_t)list->count, sizeof(*entry), by_place);
+    for (int i = 0; i < list->count; i++) {
+        list->item[i] = entry[i].item;
+        list->name[i] = entry[i].name;
     }
+    iso__free(entry);
+    return ISO_OK;
 }
 
 iso_status iso_module_buffers(iso_module *module, iso_buffer_list *out) {
-    iso_buffer_list list = {0};
+    buffer_walk walk = {.list = {0}};
     int room = 0;
     ISO_TRY(iso_module_walk(module, count_buffers, &room));
     void *memory[2] = {NULL};
     iso_status status = ISO_OK;
     for (int i = 0; i < 2; i++)
         ISO_TRY_GOTO(iso__alloc_zero((size_t)room * sizeof(void *), &memory[i]));
-    list = (iso_buffer_list){.item = memory[0], .name = memory[1]};
-    ISO_TRY_GOTO(iso_module_walk(module, collect_buffers, &list));
-    order_buffers(&list);
-    *out = list;
+    walk.list = (iso_buffer_list){.item = memory[0], .name = memory[1]};
+    ISO_TRY_GOTO(iso_module_walk(module, collect_buffers, &walk));
+    ISO_TRY_GOTO(order_buffers(&walk.list));
+    iso__index_free(&walk.listed);
+    *out = walk.list;
     return ISO_OK;
 fail:
-    for (int i = 0; i < list.count; i++) iso__free(list.name[i]);
+    iso__index_free(&walk.listed);
+    for (int i = 0; i < walk.list.count; i++) iso__free(walk.list.name[i]);
     for (int i = 0; i < 2; i++) iso__free(memory[i]);
     return status;
 }

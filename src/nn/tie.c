@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // One parameter in several modules.
+#include "base/index.h"
 #include "nn/nn_impl.h"
 
 #include <string.h>
@@ -96,23 +97,34 @@ iso_status iso_module_tie(iso_module *module, const char *name, iso_module *othe
 typedef struct census {
     iso_module **module;
     int count;
+    iso__index listed; // of module
+    iso__index tied;   // tied parameters, by their numbers in uses
+    int *uses, tied_count;
 } census;
+
+static iso_status count_use(census *all, const iso_parameter *p) {
+    if (p->references == 1) return ISO_OK;
+    int known = iso__index_of(&all->tied, p);
+    if (known < 0) {
+        void *uses = all->uses;
+        ISO_TRY(iso__grow(&uses, all->tied_count, NULL, sizeof(*all->uses)));
+        all->uses = uses;
+        known = all->tied_count;
+        ISO_TRY(iso__index_add(&all->tied, iso__pointer_key(p), known));
+        all->uses[all->tied_count++] = 0;
+    }
+    all->uses[known]++;
+    return ISO_OK;
+}
 
 static iso_status enlist_module(iso_module *module, const char *path, void *user) {
     census *all = user;
     (void)path;
-    for (int i = 0; i < all->count; i++)
-        if (all->module[i] == module) return ISO_OK;
+    if (iso__index_of(&all->listed, module) >= 0) return ISO_OK;
+    ISO_TRY(iso__index_add(&all->listed, iso__pointer_key(module), all->count));
     all->module[all->count++] = module;
+    for (int i = 0; i < module->parameter_count; i++) ISO_TRY(count_use(all, module->parameter[i]));
     return ISO_OK;
-}
-
-static int count_uses(const census *all, const iso_parameter *p) {
-    int count = 0;
-    for (int m = 0; m < all->count; m++)
-        for (int i = 0; i < all->module[m]->parameter_count; i++)
-            count += all->module[m]->parameter[i] == p;
-    return count;
 }
 
 static iso_status check_uses(const census *all, const char *what) {
@@ -120,11 +132,12 @@ static iso_status check_uses(const census *all, const char *what) {
     for (int m = 0; m < all->count; m++)
         for (int i = 0; i < all->module[m]->parameter_count; i++) {
             const iso_parameter *p = all->module[m]->parameter[i];
-            ISO_CHECK(p->references == 1 || count_uses(all, p) == p->references, ISO_ERR_STATE,
-                      "parameter \"%s\" of %s is tied to a parameter outside the module that is "
-                      "%s: use a module that contains both",
-                      all->module[m]->parameter_name[i], iso__module_label(all->module[m], label),
-                      what);
+            ISO_CHECK(
+                p->references == 1 || all->uses[iso__index_of(&all->tied, p)] == p->references,
+                ISO_ERR_STATE,
+                "parameter \"%s\" of %s is tied to a parameter outside the module that is "
+                "%s: use a module that contains both",
+                all->module[m]->parameter_name[i], iso__module_label(all->module[m], label), what);
         }
     return ISO_OK;
 }
@@ -136,6 +149,9 @@ iso_status iso__module_check_tied(iso_module *root, const char *what) {
     all.module = memory;
     iso_status status = iso_module_walk(root, enlist_module, &all);
     if (status >= 0) status = check_uses(&all, what);
+    iso__index_free(&all.listed);
+    iso__index_free(&all.tied);
+    iso__free(all.uses);
     iso__free(memory);
     ISO_TRY(status);
     return ISO_OK;
