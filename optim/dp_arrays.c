@@ -57,6 +57,7 @@ static iso_status add_array(array_module *self, iso_reducer *reducer, int k) {
     ISO_TRY(iso__module_add_tensors_take(&self->base, p.name, value, grad, &made));
     made->complete = complete_array;
     made->complete_user = &self->place[k];
+    made->complete_index = i;
     return ISO_OK;
 }
 

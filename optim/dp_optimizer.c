@@ -141,14 +141,15 @@ iso_status iso_dp_optimizer_release(iso_optimizer **tied, iso_optimizer **out) {
 
 // An optimizer that was created before its module was wrapped lists the parameters in the order of
 // this rank. Saving and gathering follow the order of all ranks.
+static int by_place(const void *a, const void *b) {
+    const iso__slot *x = a, *y = b;
+    int64_t place[2] = {x->parameter->place, y->parameter->place};
+    if (place[0] != place[1]) return place[0] < place[1] ? -1 : 1;
+    return (x->offset > y->offset) - (x->offset < y->offset); // their order so far
+}
+
 static void order_slots(iso__base_optimizer *core) {
-    for (int i = 1; i < core->count; i++) {
-        iso__slot slot = core->slot[i];
-        int k = i;
-        for (; k > 0 && core->slot[k - 1].parameter->place > slot.parameter->place; k--)
-            core->slot[k] = core->slot[k - 1];
-        core->slot[k] = slot;
-    }
+    qsort(core->slot, (size_t)core->count, sizeof(*core->slot), by_place);
 }
 
 // Where each parameter of the optimizer stands in the reducer, and the other way round.
@@ -156,9 +157,9 @@ static iso_status find_parameters(dp_optimizer *self, const iso__tie *tie, int *
     int count = tie->count;
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(int), (void **)&self->place));
     for (int k = 0; k < self->core->count; k++) {
-        int i = 0;
-        while (i < count && tie->parameter[i] != self->core->slot[k].parameter) i++;
-        ISO_CHECK(i < count, ISO_ERR_ARG,
+        const iso_parameter *p = self->core->slot[k].parameter;
+        int i = p->complete_index;
+        ISO_CHECK(i < count && tie->parameter[i] == p, ISO_ERR_ARG,
                   "the optimizer updates \"%s\", which data_parallel does not exchange: create "
                   "both from the same module, and freeze parameters first",
                   self->core->slot[k].name);

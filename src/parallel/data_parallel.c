@@ -73,21 +73,18 @@ iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k) {
     return iso_reducer_piece_ready(cut->owner->reducer, cut->slot, k);
 }
 
-// Searches from `near`, because the parameters of a layer are adjacent.
-static int index_of(const iso__data_parallel *self, const iso_parameter *parameter, int near) {
-    int i = near;
-    while (i < self->trainable_count && self->trainable[i] != parameter) i++;
-    if (i == self->trainable_count)
-        for (i = near; i >= 0 && self->trainable[i] != parameter;) i--;
-    return i;
+// -1: it was frozen when the module was wrapped.
+static int index_of(const iso__data_parallel *self, const iso_parameter *parameter) {
+    bool ours = parameter->complete == iso__data_parallel_complete;
+    return ours && parameter->complete_user == self ? parameter->complete_index : -1;
 }
 
 iso_status iso__data_parallel_other_ready(const iso_pieces *pieces, const iso_parameter *other) {
     const iso__cut *cut = iso_container_of(pieces, iso__cut, pieces);
     iso__data_parallel *self = cut->owner;
     if (self->no_sync > 0 || is_delayed(self)) return ISO_OK;
-    int i = index_of(self, other, cut->slot);
-    if (i < 0) return ISO_OK; // it was frozen when the module was wrapped
+    int i = index_of(self, other);
+    if (i < 0) return ISO_OK;
     ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
     self->reported[i] = true;
     return ISO_OK;
@@ -103,26 +100,32 @@ static bool is_linked(const iso_module *module) {
     return module->child_count == 0 || module->parameter_count > 0;
 }
 
-static bool owns_parameter(const iso_module *module, const iso_parameter *parameter) {
-    for (int k = 0; k < module->parameter_count; k++)
-        if (module->parameter[k] == parameter) return true;
+// A module that is used in several places gets one link.
+static bool has_link(const iso__data_parallel *self, const iso_module *module) {
+    for (int h = 0; h < module->hooks_count; h++) {
+        const iso_module_hooks *hooks = &module->hooks[h].call;
+        if (hooks->before_forward == before_forward &&
+            ((const iso__layer_link *)hooks->user)->owner == self)
+            return true;
+    }
     return false;
 }
 
-// A module that is used in several places gets one link.
-static bool has_link(const iso__data_parallel *self, const iso_module *module) {
-    for (int l = 0; l < self->link_count; l++)
-        if (self->link[l].module == module) return true;
-    return false;
+// In ascending order.
+static void add_slot(iso__layer_link *link, int slot) {
+    int k = link->count++;
+    for (; k > 0 && link->slot[k - 1] > slot; k--) link->slot[k] = link->slot[k - 1];
+    link->slot[k] = slot;
 }
 
 static iso_status link_module(iso__data_parallel *self, iso_module *module) {
-    int used = 0;
-    for (int k = 0; k < self->link_count; k++) used += self->link[k].count;
     iso__layer_link *link = &self->link[self->link_count];
-    *link = (iso__layer_link){.owner = self, .module = module, .slot = self->link_slots + used};
-    for (int i = 0; i < self->trainable_count; i++)
-        if (owns_parameter(module, self->trainable[i])) link->slot[link->count++] = i;
+    int *free_slot = self->link_count > 0 ? link[-1].slot + link[-1].count : self->link_slots;
+    *link = (iso__layer_link){.owner = self, .module = module, .slot = free_slot};
+    for (int k = 0; k < module->parameter_count; k++) {
+        int i = index_of(self, module->parameter[k]);
+        if (i >= 0) add_slot(link, i);
+    }
     iso_module_hooks hooks = {.before_forward = before_forward,
                               .gradient_ready = gradient_ready,
                               .is_current = is_current,
@@ -145,11 +148,12 @@ iso_status iso__data_parallel_link(iso__data_parallel *self, iso_module *module)
 // that no rank used has no gradient.
 static iso_status finish_gradients(iso__data_parallel *self) {
     ISO_TRY(iso_reducer_finish(self->reducer));
-    for (int i = 0; i < self->trainable_count; i++) {
+    for (int i = 0; self->any_asked && i < self->trainable_count; i++) {
         if (!self->asked[i]) continue;
         if (iso__reducer_was_unused(self->reducer, i)) self->trainable[i]->grad_valid = false;
         self->asked[i] = false;
     }
+    self->any_asked = false;
     return ISO_OK;
 }
 
@@ -220,6 +224,7 @@ static void mark_valid(iso__data_parallel *self) {
     for (int i = 0; i < self->trainable_count; i++) {
         iso_parameter *p = self->trainable[i];
         self->asked[i] = iso__reducer_negotiates(self->reducer) && !p->grad_valid;
+        self->any_asked = self->any_asked || self->asked[i];
         self->old[i] = p->grad_valid = true;
     }
 }

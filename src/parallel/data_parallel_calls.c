@@ -12,9 +12,8 @@ iso_status iso_data_parallel_sync_buffers(iso_module *module) {
 iso_reducer *iso__data_parallel_of_parameter(const iso_parameter *p, int *index) {
     if (p->complete != iso__data_parallel_complete) return NULL;
     const iso__data_parallel *self = p->complete_user;
-    for (*index = 0; *index < self->trainable_count; ++*index)
-        if (self->trainable[*index] == p) return self->reducer;
-    return NULL;
+    *index = p->complete_index;
+    return self->reducer;
 }
 
 // ---- no_sync ----------------------------------------------------------------------------------------

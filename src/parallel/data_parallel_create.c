@@ -141,6 +141,7 @@ static iso_status move_gradients(iso__data_parallel *self) {
                                            .dtype = p->value->dtype};
         p->complete = iso__data_parallel_complete;
         p->complete_user = self;
+        p->complete_index = i;
     }
     return ISO_OK;
 }

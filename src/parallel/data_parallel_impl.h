@@ -67,7 +67,8 @@ typedef struct iso__data_parallel {
     bool *old;              // [trainable_count]: holds an average to which nothing was added
     bool *used;             // [trainable_count]: by this rank, for config.reduce
     bool *reported;         // [trainable_count]: other_ready has reported it in this backward
-    bool *asked;   // [trainable_count]: was marked valid, which is wrong if no rank used it
+    bool *asked; // [trainable_count]: was marked valid, which is wrong if no rank used it
+    bool any_asked;
     iso__cut *cut; // [trainable_count]
     iso__layer_link *link;
     int link_count;
