@@ -70,32 +70,41 @@ static iso_status add_pieces(iso__layout *l, const iso_reducer_param *p, int i, 
 // A bucket of this length is worth a separate exchange.
 #define LONG_BYTES ((size_t)128 << 10)
 
-static size_t long_of(const iso_reducer_param *params, int first, int end) {
-    size_t bytes = 0;
-    for (int i = first; i < end && bytes < LONG_BYTES; i++)
-        if (!params[i].local && !params[i].delayed)
-            bytes += params[i].count * iso_dtype_size(iso__stored_type(params[i].dtype));
-    return bytes;
+// The bytes of a slot that count towards such a bucket, at most LONG_BYTES.
+static size_t long_part(const iso__grad_slot *s) {
+    size_t most = LONG_BYTES / iso_dtype_size(s->dtype);
+    if (s->local || s->delayed) return 0;
+    return s->count < most ? s->count * iso_dtype_size(s->dtype) : LONG_BYTES;
 }
 
-// The first parameter of the last group of a layer. The group has the fewest parameters from the
-// end that are long enough together, or all if the remaining ones are too short.
-static int find_group(const iso_reducer_param *params, int first, int end) {
-    int start = end;
-    while (start > first && long_of(params, start, end) < LONG_BYTES) start--;
-    return long_of(params, first, start) < LONG_BYTES ? first : start;
+// Numbers groups of slots `first` to `end` - 1 from the last one, and returns their number. A group
+// has the fewest slots from its end that are long together, or all if the rest is too short.
+static int number_groups(iso__layout *l, int first, int end) {
+    size_t left = 0, bytes = 0;
+    int group = 0;
+    for (int s = first; s < end; s++) left += long_part(&l->slot[s]);
+    for (int s = end - 1; s >= first; s--) {
+        if (bytes >= LONG_BYTES && left >= LONG_BYTES) {
+            group++;
+            bytes = 0;
+        }
+        l->slot[s].layer = group;
+        bytes += long_part(&l->slot[s]);
+        left -= long_part(&l->slot[s]);
+    }
+    return group + 1;
 }
 
 // Adds a layer of which no parameter is cut. Each long parameter, with the short ones next to it,
 // becomes a separate layer, because they are ready and needed at different times.
 static iso_status add_groups(iso__layout *l, const iso_reducer_param *params, int first, int end,
                              int *layer) {
-    while (first < end) {
-        int stop = end;
-        for (int start; (start = find_group(params, first, stop)) > first;) stop = start;
-        for (; first < stop; first++) ISO_TRY(add_slot(l, &params[first], first, 0, *layer));
-        (*layer)++;
-    }
+    int slot = l->slot_count;
+    for (; first < end; first++) ISO_TRY(add_slot(l, &params[first], first, 0, 0));
+    int groups = number_groups(l, slot, l->slot_count);
+    for (int s = slot; s < l->slot_count; s++)
+        l->slot[s].layer = *layer + groups - 1 - l->slot[s].layer;
+    *layer += groups;
     return ISO_OK;
 }
 
@@ -263,8 +272,9 @@ static void fill_delayed(iso__layout *l) {
 static void fill_last(iso__layout *l, size_t last) {
     filling f = fill_nothing();
     bool full[KINDS] = {false};
-    for (int first = 0; last > 0 && first < l->slot_count; first = layer_last(l, first) + 1) {
-        for (int i = first; i <= layer_last(l, first); i++)
+    for (int first = 0, end; last > 0 && first < l->slot_count; first = end) {
+        end = layer_last(l, first) + 1;
+        for (int i = first; i < end; i++)
             if (l->slot[i].bucket == NO_BUCKET && !full[kind_of(&l->slot[i])]) put_slot(l, &f, i);
         for (int k = 0; k < KINDS; k++) full[k] = f.bytes[k] >= last;
     }
@@ -325,40 +335,40 @@ static int layer_name_length(const char *name) {
     return (int)(dot ? (size_t)(dot - name) : strlen(name));
 }
 
-static void make_label(const iso__layout *l, int bucket) {
-    char *label = l->range[bucket].label;
-    size_t used = 0, room = sizeof(l->range[bucket].label);
-    int previous = -1;
-    for (int i = 0; i < l->slot_count && used < room; i++) {
-        const iso__grad_slot *s = &l->slot[i];
-        if (s->bucket != bucket) continue;
+// Names the layers of a bucket from the first one up: each by its first slot there.
+static void make_label(const iso__layout *l, iso__range *r) {
+    size_t used = 0, room = sizeof(r->label);
+    for (int k = r->last; k >= r->first && used < room; k--) {
+        const iso__grad_slot *s = &l->slot[l->order[k]];
+        if (k > r->first && l->slot[l->order[k - 1]].layer == s->layer) continue;
         char piece[16] = "";
         if (s->cut) snprintf(piece, sizeof(piece), "[%d]", s->piece);
-        if (previous < 0 || l->slot[previous].layer != s->layer)
-            used += (size_t)snprintf(label + used, room - used, "%s%.*s%s", used ? "+" : "",
-                                     layer_name_length(s->name), s->name, piece);
-        previous = i;
+        used += (size_t)snprintf(r->label + used, room - used, "%s%.*s%s", used ? "+" : "",
+                                 layer_name_length(s->name), s->name, piece);
     }
 }
 
 // The padding that makes the size of the bucket a multiple of bucket_unit.
-static size_t gap_of(const iso__layout *l, int bucket) {
+static size_t gap_of(const iso__layout *l, const iso__range *r) {
     size_t bytes = 0, unit = l->bucket_unit ? l->bucket_unit : ALIGNMENT;
-    for (int i = 0; i < l->slot_count; i++)
-        if (l->slot[i].bucket == bucket) bytes += padded_bytes(&l->slot[i]);
+    for (int k = r->first; k <= r->last; k++) bytes += padded_bytes(&l->slot[l->order[k]]);
     return (unit - bytes % unit) % unit;
 }
 
-// Puts the slots of a bucket into the order from place `first` on; returns the place behind them.
-static int put_in_order(iso__layout *l, int bucket, int first) {
-    int next = first;
+// Puts the slots of each bucket into the order: layers from the last one down.
+static void put_in_order(iso__layout *l) {
+    for (int b = 0; b < l->bucket_count; b++) l->range[b] = (iso__range){.last = -1};
+    for (int i = 0; i < l->slot_count; i++) l->range[l->slot[i].bucket].last++;
+    for (int b = 0, next = 0; b < l->bucket_count; b++) {
+        int end = next + l->range[b].last + 1;
+        l->range[b] = (iso__range){.first = next, .last = next - 1};
+        next = end;
+    }
     for (int layer = l->slot_count; layer > 0;) {
         int last = layer - 1;
         layer = layer_first(l, last);
-        for (int i = layer; i <= last; i++)
-            if (l->slot[i].bucket == bucket) l->order[next++] = i;
+        for (int i = layer; i <= last; i++) l->order[++l->range[l->slot[i].bucket].last] = i;
     }
-    return next;
 }
 
 // The place in the order before which the gap comes. If the bucket ends in pieces of a parameter,
@@ -371,21 +381,18 @@ static int gap_place(const iso__layout *l, const iso__range *r) {
     return place > r->first ? place : r->last + 1;
 }
 
-// Lays out the slots of a bucket from place `first` of the order on.
-static void lay_out(iso__layout *l, int bucket, int first, size_t *offset) {
+static void lay_out(iso__layout *l, int bucket, size_t *offset) {
     iso__range *r = &l->range[bucket];
-    size_t begin = *offset;
-    *r = (iso__range){.first = first, .last = put_in_order(l, bucket, first) - 1};
-    size_t gap = gap_of(l, bucket);
+    size_t begin = *offset, gap = gap_of(l, r);
     int place = gap_place(l, r);
-    for (int k = first; k <= r->last; k++) {
+    for (int k = r->first; k <= r->last; k++) {
         if (k == place) *offset += gap;
         l->slot[l->order[k]].offset = *offset;
         *offset += padded_bytes(&l->slot[l->order[k]]);
     }
     if (place > r->last) *offset += gap;
-    make_label(l, bucket);
-    const iso__grad_slot *slot = &l->slot[l->order[first]];
+    make_label(l, r);
+    const iso__grad_slot *slot = &l->slot[l->order[r->first]];
     l->bucket[bucket] = (iso__bucket){.label = r->label,
                                       .offset = begin,
                                       .bytes = *offset - begin,
@@ -433,8 +440,8 @@ iso_status iso__layout_assign(iso__layout *l, const iso__bucket_sizes *sizes) {
     ISO_TRY(iso__alloc_zero(count * sizeof(*l->bucket), (void **)&l->bucket));
     ISO_TRY(iso__alloc_zero(count * sizeof(*l->order), (void **)&l->order));
     fill_buckets(l, sizes);
-    for (int b = 0, next = 0; b < l->bucket_count; next = l->range[b++].last + 1)
-        lay_out(l, b, next, &offset);
+    put_in_order(l);
+    for (int b = 0; b < l->bucket_count; b++) lay_out(l, b, &offset);
     l->bytes = offset;
     if (l->tail > 0) add_tail(l);
     return list_tensors(l);

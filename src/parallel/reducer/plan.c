@@ -52,58 +52,111 @@ static iso_status count_chunks(const iso__plan_item *item, int count,
     return ISO_OK;
 }
 
-// Among the items that are ready and have chunks left, the one that is needed first; -1: none is
-// ready, and *next_ms is the time at which one will be.
-static int find_urgent(const iso__plan_item *item, int count, const size_t *chunks,
-                       const size_t *sent, double now_ms, double *next_ms) {
-    int urgent = -1;
-    bool waits = false;
-    for (int i = 0; i < count; i++) {
-        if (sent[i] == chunks[i]) continue;
-        if (item[i].ready_ms <= now_ms) {
-            if (urgent < 0 || item[i].need_ms < item[urgent].need_ms) urgent = i;
-        } else if (!waits || item[i].ready_ms < *next_ms) {
-            *next_ms = item[i].ready_ms;
-            waits = true;
-        }
-    }
-    return urgent;
+// ---- Items that are ready ---------------------------------------------------------------------------
+
+// An item, in the order in which they become ready.
+typedef struct arrival {
+    double ready_ms;
+    int item;
+} arrival;
+
+static int by_ready(const void *a, const void *b) {
+    const arrival *x = a, *y = b;
+    if (x->ready_ms != y->ready_ms) return x->ready_ms < y->ready_ms ? -1 : 1;
+    return (x->item > y->item) - (x->item < y->item);
 }
 
-// Writes all chunks. sent must be all zeros.
-static void simulate_wire(const iso__plan_item *item, int count, double bytes_per_ms,
-                          const size_t *chunks, size_t *sent, iso__chunk *chunk) {
-    double now_ms = 0, next_ms = 0;
-    size_t total = 0;
-    for (int i = 0; i < count; i++) total += chunks[i];
+// The ready items that have chunks left, as a binary heap: first[0] is needed first.
+typedef struct urgency {
+    const iso__plan_item *item;
+    int *first, count;
+} urgency;
+
+static bool is_sooner(const urgency *u, int a, int b) {
+    double x = u->item[a].need_ms, y = u->item[b].need_ms;
+    return x != y ? x < y : a < b;
+}
+
+static void add_item(urgency *u, int item) {
+    int at = u->count++;
+    for (int above; at > 0 && is_sooner(u, item, u->first[above = (at - 1) / 2]); at = above)
+        u->first[at] = u->first[above];
+    u->first[at] = item;
+}
+
+static void drop_first(urgency *u) {
+    int last = u->first[--u->count], at = 0;
+    for (int below; (below = 2 * at + 1) < u->count; at = below) {
+        if (below + 1 < u->count && is_sooner(u, u->first[below + 1], u->first[below])) below++;
+        if (!is_sooner(u, u->first[below], last)) break;
+        u->first[at] = u->first[below];
+    }
+    u->first[at] = last;
+}
+
+// ---- The wire ---------------------------------------------------------------------------------------
+
+// What making a plan needs, for each item.
+typedef struct plan_work {
+    size_t *chunks, *sent;
+    arrival *arrival;
+    urgency ready;
+} plan_work;
+
+static void free_work(plan_work *w) {
+    iso__free(w->chunks);
+    iso__free(w->sent);
+    iso__free(w->arrival);
+    iso__free(w->ready.first);
+}
+
+static iso_status allocate_work(const iso__plan_item *item, int count, plan_work *w) {
+    size_t n = (size_t)count;
+    w->ready.item = item;
+    ISO_TRY(iso__alloc_zero(n * sizeof(*w->chunks), (void **)&w->chunks));
+    ISO_TRY(iso__alloc_zero(n * sizeof(*w->sent), (void **)&w->sent));
+    ISO_TRY(iso__alloc(n * sizeof(*w->arrival), (void **)&w->arrival));
+    ISO_TRY(iso__alloc(n * sizeof(*w->ready.first), (void **)&w->ready.first));
+    for (int i = 0; i < count; i++) w->arrival[i] = (arrival){item[i].ready_ms, i};
+    qsort(w->arrival, n, sizeof(*w->arrival), by_ready);
+    return ISO_OK;
+}
+
+// Writes all chunks.
+static void simulate_wire(const iso__plan_item *item, int count, double bytes_per_ms, size_t total,
+                          plan_work *w, iso__chunk *chunk) {
+    double now_ms = 0;
+    int next = 0;
     for (size_t k = 0; k < total;) {
-        int i = find_urgent(item, count, chunks, sent, now_ms, &next_ms);
-        if (i < 0) {
-            now_ms = next_ms;
+        while (next < count && w->arrival[next].ready_ms <= now_ms)
+            add_item(&w->ready, w->arrival[next++].item);
+        if (w->ready.count == 0) {
+            now_ms = w->arrival[next].ready_ms;
             continue;
         }
-        size_t at = iso__cut_at(item[i].bytes, item[i].unit, chunks[i], sent[i]);
-        size_t end = iso__cut_at(item[i].bytes, item[i].unit, chunks[i], ++sent[i]);
+        int i = w->ready.first[0];
+        size_t at = iso__cut_at(item[i].bytes, item[i].unit, w->chunks[i], w->sent[i]);
+        size_t end = iso__cut_at(item[i].bytes, item[i].unit, w->chunks[i], ++w->sent[i]);
         chunk[k++] = (iso__chunk){.item = i, .offset = at, .bytes = end - at};
         now_ms += (double)(end - at) / bytes_per_ms;
+        if (w->sent[i] == w->chunks[i]) drop_first(&w->ready);
     }
 }
 
 iso_status iso__plan_make(const iso__plan_item *item, int count, const iso__plan_config *config,
                           iso__chunk **chunks, int *chunk_count) {
     iso_status status;
-    size_t *each = NULL, total = 0;
+    size_t total = 0;
+    plan_work work = {0};
     iso__chunk *chunk = NULL;
     ISO_TRY(check_items(item, count, config));
-    ISO_TRY(iso__alloc_zero(2 * (size_t)count * sizeof(size_t), (void **)&each)); // chunks and sent
-    ISO_TRY_GOTO(count_chunks(item, count, config, each, &total));
+    ISO_TRY_GOTO(allocate_work(item, count, &work));
+    ISO_TRY_GOTO(count_chunks(item, count, config, work.chunks, &total));
     ISO_TRY_GOTO(iso__alloc(total * sizeof(iso__chunk), (void **)&chunk));
-    simulate_wire(item, count, config->bytes_per_ms, each, each + count, chunk);
-    iso__free(each);
+    simulate_wire(item, count, config->bytes_per_ms, total, &work, chunk);
     *chunks = chunk;
     *chunk_count = (int)total;
-    return ISO_OK;
 fail:
-    iso__free(each);
+    free_work(&work);
     return status;
 }

@@ -4,6 +4,7 @@
 #include "parallel/reducer/round_impl.h"
 
 #include <isotherm/trace.h>
+#include <limits.h>
 
 // ---- Buckets leave ----------------------------------------------------------------------------------
 
@@ -30,6 +31,7 @@ static iso_status post_bucket(iso__round *r, int b) {
         iso__sums_leave(r->with.sums, r->with.store, bucket_of(r, b));
     state->via = bucket_of(r, b)->local ? r->with.alone : r->transport;
     state->stage = state->via->travels ? POSTED : ARRIVED;
+    iso__round_note_unshared(r, b);
     r->issued++;
     r->busy++;
     state->undivided = r->with.weights != NULL;
@@ -62,19 +64,32 @@ static bool may_leave(const iso__round *r, int b) {
     return b < layout_of(r)->first_delayed || b == r->issued;
 }
 
+static void forget_complete(iso__round *r) {
+    r->complete_first = INT_MAX;
+    r->complete_last = -1;
+}
+
+static bool is_ready(const iso__round *r, int b) {
+    return r->bucket[b].stage == OPEN && r->bucket[b].missing == 0 && may_leave(r, b);
+}
+
+static iso_status post_next(iso__round *r, int b) {
+    ISO_TRY(post_bucket(r, b));
+    return r->issued == layout_of(r)->bucket_count ? list_is_out(r) : ISO_OK;
+}
+
 // Channels keep the order of all ranks, in whatever order buckets become ready here. In blocking
-// mode a rank waits for each bucket, so all ranks must post them in the same order.
+// mode a rank waits for each bucket, so all ranks must post them in the same order. Looks only at
+// buckets that have become complete, and then at the next delayed ones.
 static iso_status issue_ready(iso__round *r) {
-    int count = layout_of(r)->bucket_count;
+    int count = layout_of(r)->bucket_count, first_delayed = layout_of(r)->first_delayed;
     bool in_order = is_blocking(r) || r->transport->in_order;
     if (r->issued == count) return ISO_OK; // ready gradients belong to the next list
-    for (int b = in_order ? r->issued : 0; b < count; b++) {
-        bool ready = r->bucket[b].stage == OPEN && r->bucket[b].missing == 0 && may_leave(r, b);
-        if (!ready && in_order) break;
-        if (!ready) continue;
-        ISO_TRY(post_bucket(r, b));
-        if (r->issued == count) ISO_TRY(list_is_out(r));
-    }
+    for (int b = r->complete_first; !in_order && b <= r->complete_last; b++)
+        if (is_ready(r, b)) ISO_TRY(post_next(r, b));
+    while (r->issued < count && (in_order || r->issued >= first_delayed) && is_ready(r, r->issued))
+        ISO_TRY(post_next(r, r->issued));
+    forget_complete(r);
     return ISO_OK;
 }
 
@@ -106,17 +121,18 @@ static iso_status take_gradient(iso__round *r, int s) {
                            slot->home);
 }
 
-// Marks a slot as ready. Returns true if its bucket is now complete.
-static bool mark_ready(iso__round *r, int s) {
+// Marks a slot as ready, and notes its bucket if that is now complete.
+static void mark_ready(iso__round *r, int s) {
     int b = layout_of(r)->slot[s].bucket;
     if (r->ready_count++ == 0) iso__planner_begin(r->with.planner);
     r->slot[s].ready = true;
-    if (--r->bucket[b].missing > 0) return false;
+    if (--r->bucket[b].missing > 0) return;
     iso__planner_ready(r->with.planner, b, r->lists);
-    return true;
+    if (b < r->complete_first) r->complete_first = b;
+    if (b > r->complete_last) r->complete_last = b;
 }
 
-static iso_status report_slot(iso__round *r, int s, bool *complete) {
+static iso_status report_slot(iso__round *r, int s) {
     const iso__grad_slot *slot = &layout_of(r)->slot[s];
     bool open = r->bucket[slot->bucket].stage == OPEN,
          whole = r->issued == layout_of(r)->bucket_count;
@@ -143,7 +159,7 @@ static iso_status report_slot(iso__round *r, int s, bool *complete) {
     ISO_TRY(iso__weights_check(r->with.weights, whole, slot->name));
     ISO_TRY(take_gradient(r, s));
     iso__usage_mark(r->usage, s, true);
-    if (mark_ready(r, s)) *complete = true;
+    mark_ready(r, s);
     return ISO_OK;
 }
 
@@ -153,26 +169,24 @@ iso_status iso__round_advance(iso__round *r) {
     return iso__transport_advance(r->transport);
 }
 
-static iso_status go_on(iso__round *r, bool complete) {
+static iso_status go_on(iso__round *r) {
     ISO_TRY(iso__round_advance(r));
-    return complete && r->with.sync != ISO_SYNC_EXPLICIT ? issue_ready(r) : ISO_OK;
+    return r->complete_last >= 0 && r->with.sync != ISO_SYNC_EXPLICIT ? issue_ready(r) : ISO_OK;
 }
 
 iso_status iso__round_piece_ready(iso__round *r, int i, int k) {
-    bool complete = false;
-    ISO_TRY(report_slot(r, iso__layout_at(layout_of(r), i, k), &complete));
-    return go_on(r, complete);
+    ISO_TRY(report_slot(r, iso__layout_at(layout_of(r), i, k)));
+    return go_on(r);
 }
 
 iso_status iso__round_grad_ready(iso__round *r, int i) {
     const iso__layout *l = layout_of(r);
-    bool complete = false;
     int pieces = l->place[i].pieces;
     for (int k = 0; k < pieces; k++) {
         int s = iso__layout_at(l, i, k);
-        if (pieces == 1 || !r->slot[s].ready) ISO_TRY(report_slot(r, s, &complete));
+        if (pieces == 1 || !r->slot[s].ready) ISO_TRY(report_slot(r, s));
     }
-    return go_on(r, complete);
+    return go_on(r);
 }
 
 static iso_status missing_error(const iso__round *r, int first, int count) {
@@ -230,6 +244,7 @@ iso_status iso__round_adopt(iso__round *r, const bool *used) {
         r->bucket[b].via = r->with.alone;
         r->bucket[b].undivided = false;
         r->bucket[b].stage = ARRIVED;
+        iso__round_note_unshared(r, b);
         r->issued++;
         r->busy++;
     }
@@ -300,6 +315,7 @@ iso_status iso__round_flush(iso__round *r) { return iso__transport_flush(r->tran
 iso_status iso__round_finish(iso__round *r) {
     int count = layout_of(r)->bucket_count;
     ISO_TRY(check_caller(r));
+    if (r->busy == 0 && !iso__round_is_open(r)) return finish_transport(r);
     do {
         if (iso__round_is_open(r)) ISO_TRY(iso__round_close(r, r->with.unused));
         for (int b = 0; b < count; b++) ISO_TRY(iso__round_arrive_first(r, b));
@@ -323,7 +339,8 @@ static iso_status allocate_round(iso__round *r) {
 iso_status iso__round_create(const iso__round_config *config, iso__round **out) {
     iso__round *r;
     ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
-    *r = (iso__round){.with = *config, .average = config->average};
+    *r = (iso__round){.with = *config, .average = config->average, .unshared = -1};
+    forget_complete(r);
     iso__round_set_transport(r, config->alone, NULL);
     iso_status status = allocate_round(r);
     if (status < 0) iso__round_destroy(&r);

@@ -74,17 +74,26 @@ static bool is_due(const iso__round *r, int b) {
     return state->via->ops->is_back(state->via, b);
 }
 
+// The buckets that a wait looks at each time. More of them take turns, so that the waits of a step
+// do not cost the square of their number.
+enum { LOOKS = 64 };
+
 // While one bucket is awaited, advances another one that has come back.
 static bool complete_another(void *user) {
     look *l = user;
     iso__round *r = l->round;
-    for (int b = 0; l->status == ISO_OK && b < layout_of(r)->bucket_count; b++) {
+    int count = layout_of(r)->bucket_count;
+    for (int k = 0; l->status == ISO_OK && k < count && k < LOOKS; k++) {
+        int step = k % 2 ? k / 2 + 1 : -k / 2; // 0, 1, -1, 2, -2 ...
+        int b = (r->looked + step + count) % count;
         if (b == l->awaited || !is_due(r, b)) continue;
         int64_t start = iso_now();
+        r->looked = b; // one of its neighbours is likely to come back next
         l->status = go_on_with(r, b);
         l->spent_ns += iso_now() - start;
         return true;
     }
+    if (count > LOOKS) r->looked = (r->looked + LOOKS) % count;
     return false;
 }
 
@@ -217,9 +226,21 @@ static iso_status measure_bucket(iso__round *r, int b) {
     return measure_now(r, b, left, false);
 }
 
+static bool is_unshared(const iso__round *r, int b) {
+    bucket_stage stage = r->bucket[b].stage;
+    return stage == POSTED || stage == ARRIVED || stage == MEASURED;
+}
+
+// The last bucket that waits to be published; -1: there is none.
+static int find_unshared(iso__round *r) {
+    while (r->unshared >= 0 && !is_unshared(r, r->unshared)) r->unshared--;
+    return r->unshared;
+}
+
 // From bucket `first` on, in the order in which forward needs them.
 static iso_status measure_from(iso__round *r, int first) {
-    for (int b = layout_of(r)->bucket_count - 1; b >= first; b--) ISO_TRY(measure_bucket(r, b));
+    if (!r->shares || !iso__appliers_have_halves(r->with.appliers)) return ISO_OK;
+    for (int b = find_unshared(r); b >= first; b--) ISO_TRY(measure_bucket(r, b));
     return ISO_OK;
 }
 
@@ -265,7 +286,7 @@ static iso_status publish_bucket(iso__round *r, int b) {
 // used, and the total of the weights, because that requires a wait.
 iso_status iso__round_publish_back(iso__round *r) {
     if (!iso__weights_are_here(r->with.weights)) return ISO_OK;
-    for (int b = layout_of(r)->bucket_count - 1; b >= 0 && !iso__usage_is_asked(r->usage); b--)
+    for (int b = find_unshared(r); b >= 0 && !iso__usage_is_asked(r->usage); b--)
         if (r->bucket[b].stage == POSTED && is_due(r, b))
             ISO_TRY(has_halves(r, b) ? measure_bucket(r, b) : publish_bucket(r, b));
         else if (r->bucket[b].stage == MEASURED && is_due(r, b))
@@ -277,7 +298,7 @@ iso_status iso__round_publish(iso__round *r) {
     bool posted = r->issued == layout_of(r)->bucket_count && r->busy > 0;
     if (posted) ISO_TRY(iso__transport_settle(r->transport));
     ISO_TRY(measure_from(r, 0));
-    for (int b = layout_of(r)->bucket_count - 1; b >= 0; b--) ISO_TRY(publish_bucket(r, b));
+    for (int b = find_unshared(r); b >= 0; b--) ISO_TRY(publish_bucket(r, b));
     return ISO_OK;
 }
 
@@ -304,6 +325,7 @@ iso_status iso__round_share(iso__round *r) {
     for (int b = r->issued - 1; b >= 0; b--) {
         if (bucket_of(r, b)->local) continue;
         r->busy++;
+        iso__round_note_unshared(r, b);
         if (iso__appliers_have_halves(r->with.appliers)) {
             r->bucket[b].stage = ARRIVED; // and stays so if measuring fails
             ISO_TRY(measure_now(r, b, 1, true));
@@ -333,8 +355,7 @@ static iso_status go_on_with(iso__round *r, int b) {
 iso_status iso__round_complete(iso__round *r, int b) {
     if (r->bucket[b].stage == OPEN) return ISO_OK;
     ISO_TRY(measure_from(r, b));
-    for (int k = layout_of(r)->bucket_count - 1; k > b && is_shared(r, b); k--)
-        ISO_TRY(publish_bucket(r, k));
+    for (int k = is_shared(r, b) ? find_unshared(r) : b; k > b; k--) ISO_TRY(publish_bucket(r, k));
     while (r->bucket[b].stage != OPEN) ISO_TRY(go_on_with(r, b));
     return ISO_OK;
 }

@@ -30,11 +30,15 @@ struct iso__round {
     bucket_state *bucket;      // [buckets]
     slot_state *slot;          // [slots]
     iso__usage *usage;
-    iso__zero *zero;    // NULL: every rank updates everything
-    iso__norms *norms;  // with zero
-    int issued;         // buckets that this backward has issued
-    int busy;           // buckets that are not OPEN
-    int ready_count;    // slots ready in OPEN buckets of the list that is being issued
+    iso__zero *zero;   // NULL: every rank updates everything
+    iso__norms *norms; // with zero
+    int issued;        // buckets that this backward has issued
+    int busy;          // buckets that are not OPEN
+    int ready_count;   // slots ready in OPEN buckets of the list that is being issued
+    // Buckets have become complete since issue_ready looked: none outside of these. last -1: none.
+    int complete_first, complete_last;
+    int unshared;       // no bucket above it waits to be published; -1: none does
+    int looked;         // the bucket at which a wait looks first for others to advance
     long long lists;    // issued whole so far
     bool fresh;         // a whole list was issued that no step has used yet
     bool shares;        // a step was made, and values go to the other ranks
@@ -47,6 +51,10 @@ struct iso__round {
 static inline const iso__layout *layout_of(const iso__round *r) { return r->with.layout; }
 static inline const iso__bucket *bucket_of(const iso__round *r, int b) {
     return &r->with.layout->bucket[b];
+}
+// Call it for each bucket that leaves OPEN.
+static inline void iso__round_note_unshared(iso__round *r, int b) {
+    if (b > r->unshared) r->unshared = b;
 }
 static inline int slots_in(const iso__round *r, int b) {
     const iso__range *range = &r->with.layout->range[b];
