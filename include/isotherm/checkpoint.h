@@ -31,6 +31,7 @@ typedef struct iso_state_dict {
     iso_named_tensor *item;
     int metadata_count;
     iso_metadata *metadata;
+    struct iso__index *named; // finds items by their names
 } iso_state_dict;
 
 // Copies the name and retains the tensor. ISO_ERR_ARG for an empty name, or a name in use.

@@ -81,26 +81,33 @@ static iso_status assign_layers(const iso__periodic *p, int *exchange) {
 }
 
 // Sorts spans by exchange, and keeps the order of those of one exchange.
-static void sort_spans(iso__periodic *p, int *exchange) {
-    for (int i = 1; i < p->parameter_count; i++)
-        for (int k = i; k > 0 && exchange[k - 1] > exchange[k]; k--) {
-            iso__span span = p->span[k];
-            int of = exchange[k];
-            p->span[k] = p->span[k - 1];
-            p->span[k - 1] = span;
-            exchange[k] = exchange[k - 1];
-            exchange[k - 1] = of;
+static iso_status sort_spans(iso__periodic *p, int *exchange) {
+    size_t count = (size_t)p->parameter_count, sorted = 0;
+    iso__span *span = NULL;
+    int *of = NULL;
+    iso_status status = iso__alloc(count * sizeof(*span), (void **)&span);
+    if (status == ISO_OK) status = iso__alloc(count * sizeof(*of), (void **)&of);
+    for (int e = 0; status == ISO_OK && e < p->exchange_count; e++)
+        for (size_t i = 0; i < count; i++) {
+            if (exchange[i] != e) continue;
+            span[sorted] = p->span[i];
+            of[sorted++] = e;
         }
+    if (status == ISO_OK) {
+        memcpy(p->span, span, count * sizeof(*span));
+        memcpy(exchange, of, count * sizeof(*of));
+    }
+    iso__free(span);
+    iso__free(of);
+    return status;
 }
 
 static iso_status divide_strides(iso__periodic *p) {
     int *exchange;
     ISO_TRY(iso__alloc_zero((size_t)p->parameter_count * sizeof(*exchange), (void **)&exchange));
     iso_status status = assign_layers(p, exchange);
-    if (status == ISO_OK) {
-        sort_spans(p, exchange);
-        divide_spans(p, exchange);
-    }
+    if (status == ISO_OK) status = sort_spans(p, exchange);
+    if (status == ISO_OK) divide_spans(p, exchange);
     iso__free(exchange);
     return status;
 }

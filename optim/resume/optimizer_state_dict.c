@@ -111,9 +111,8 @@ iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *ou
 // order.
 
 static bool is_step(const iso_state *state, const iso_state_dict *own, const char *name) {
-    for (int i = 0; i < own->count; i++)
-        if (strcmp(own->item[i].name, name) == 0) return state->array[ISO_STATE_SHARED][i].optional;
-    return false;
+    int i = iso__state_dict_index(own, name);
+    return i >= 0 && state->array[ISO_STATE_SHARED][i].optional;
 }
 
 static iso_status read_step(const iso_named_tensor *from, int64_t *out) {

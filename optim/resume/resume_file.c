@@ -130,7 +130,7 @@ static iso_status rename_entries(iso__safetensors *file) {
         *name = at;
         at += room;
     }
-    return ISO_OK;
+    return iso__safetensors_index(file);
 }
 
 static iso_status understand_file(iso__safetensors *file, iso__set_head *head) {

@@ -21,12 +21,14 @@ struct iso_state {
     // retained.
     iso__array *array[2];
     int count[2], room[2];
+    iso__index named[2];   // finds arrays by their names
     iso_state_owner owner; // of the arrays that iso__state_add adds; at first ISO_STATE_SHARED
     // Numbers of 8 bytes in several modules. They are saved as one entry, a table with a row for
     // each rank; `row` is this rank's.
     void **place;
     int64_t *table;
     int places, place_room, row;
+    iso__index placed; // modules whose numbers are in it
     // Of each array of ISO_STATE_OWN.
     iso__own_merge *merge;
     int merge_room;
@@ -38,6 +40,8 @@ struct iso_state {
     void *moved_user;
 };
 
+// The number of an array of this owner; -1: there is none of this name.
+int iso__state_find(const iso_state *state, iso_state_owner owner, const char *name);
 // As iso_state_add, with a shape, and a name formatted as by printf.
 iso_status iso__state_add(iso_state *state, iso_state_type type, int ndim, const int64_t *shape,
                           void *data, const char *format, ...)

@@ -150,9 +150,7 @@ static bool may_vanish(const char *name) {
 static iso_status check_unlisted(const iso_state *state, const iso__safetensors *file) {
     for (int k = 0; k < file->header.count; k++) {
         const char *name = file->header.stored[k].name;
-        bool listed = may_vanish(name);
-        for (int i = 0; i < state->count[ISO_STATE_OWN] && !listed; i++)
-            listed = strcmp(name, state->array[ISO_STATE_OWN][i].name) == 0;
+        bool listed = may_vanish(name) || iso__state_find(state, ISO_STATE_OWN, name) >= 0;
         ISO_CHECK(listed, ISO_ERR_MISMATCH,
                   "%s is of another kind of training: this run has no %s of each rank", file->path,
                   name);

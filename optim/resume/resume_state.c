@@ -17,8 +17,8 @@
 
 // Of every module once, in the order of the walk.
 static iso_status collect_places(iso_state *self, iso_module *module) {
-    for (int i = 0; i < self->places; i++)
-        if (self->place[i] == &module->forward_number) return ISO_OK;
+    if (iso__index_of(&self->placed, module) >= 0) return ISO_OK;
+    ISO_TRY(iso__index_add(&self->placed, iso__pointer_key(module), self->places));
     _Static_assert(sizeof(module->forward_number) == 8, "saved as one number");
     ISO_TRY(iso__state_add_place(self, &module->forward_number));
     void *key = iso__dropout_key(module);

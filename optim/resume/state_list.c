@@ -25,18 +25,27 @@ void iso_state_destroy(iso_state **state) {
             iso_tensor_destroy(&self->array[k][i].tensor);
         }
         iso__free(self->array[k]);
+        iso__index_free(&self->named[k]);
     }
+    iso__index_free(&self->placed);
     iso__free(self->merge);
     iso__free(self->place);
     iso__free(self->table);
     iso__free(self);
 }
 
+int iso__state_find(const iso_state *self, iso_state_owner owner, const char *name) {
+    int i = 0;
+    for (size_t at = 0; i >= 0;) {
+        i = iso__index_next(&self->named[owner], iso__name_key(name), &at);
+        if (i >= 0 && strcmp(self->array[owner][i].name, name) == 0) return i;
+    }
+    return -1;
+}
+
 static bool has_name(const iso_state *self, const char *name) {
-    for (int k = 0; k < 2; k++)
-        for (int i = 0; i < self->count[k]; i++)
-            if (strcmp(self->array[k][i].name, name) == 0) return true;
-    return false;
+    return iso__state_find(self, ISO_STATE_SHARED, name) >= 0 ||
+           iso__state_find(self, ISO_STATE_OWN, name) >= 0;
 }
 
 // Room for the rule of the own array that comes next.
@@ -65,6 +74,10 @@ static iso_status add_array(iso_state *self, iso_state_owner owner, const char *
     ISO_TRY(iso__alloc(shape_bytes + name_bytes, &block));
     memcpy(block, array.shape, shape_bytes);
     memcpy((char *)block + shape_bytes, name, name_bytes);
+    iso_status status =
+        iso__index_add(&self->named[owner], iso__name_key(name), self->count[owner]);
+    if (status < 0) iso__free(block);
+    ISO_TRY(status);
     array.shape = block;
     array.name = (char *)block + shape_bytes;
     if (array.tensor) iso_tensor_retain(array.tensor);
@@ -114,16 +127,13 @@ iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *na
 iso_status iso_state_set_own_rule(iso_state *self, const char *name, iso_own_rule rule) {
     ISO_CHECK((int)rule >= 0 && rule <= ISO_OWN_ZERO, ISO_ERR_ARG,
               "entry %s of a state has the unknown rule %d", name, (int)rule);
-    for (int i = 0; i < self->count[ISO_STATE_OWN]; i++) {
-        const iso__array *array = &self->array[ISO_STATE_OWN][i];
-        if (strcmp(array->name, name) != 0) continue;
-        bool adds = rule == ISO_OWN_MEAN || rule == ISO_OWN_SUM;
-        ISO_CHECK(!adds || strcmp(array->dtype, "U8") != 0, ISO_ERR_ARG,
-                  "entry %s of a state has bytes, which have no mean and no sum", name);
-        self->merge[i] = (iso__own_merge){rule, 0};
-        return ISO_OK;
-    }
-    return ISO_FAIL(ISO_ERR_ARG, "a state has no entry %s with ISO_STATE_OWN", name);
+    int i = iso__state_find(self, ISO_STATE_OWN, name);
+    ISO_CHECK(i >= 0, ISO_ERR_ARG, "a state has no entry %s with ISO_STATE_OWN", name);
+    bool adds = rule == ISO_OWN_MEAN || rule == ISO_OWN_SUM;
+    ISO_CHECK(!adds || strcmp(self->array[ISO_STATE_OWN][i].dtype, "U8") != 0, ISO_ERR_ARG,
+              "entry %s of a state has bytes, which have no mean and no sum", name);
+    self->merge[i] = (iso__own_merge){rule, 0};
+    return ISO_OK;
 }
 
 void iso_state_accept_ranks(iso_state *self, int64_t *saved_ranks) {

@@ -4,7 +4,7 @@
 #ifndef ISO_SAFETENSORS_H
 #define ISO_SAFETENSORS_H
 
-#include "base/base.h"
+#include "base/index.h"
 
 #include <isotherm/checkpoint.h>
 
@@ -73,8 +73,9 @@ typedef struct iso__safetensors {
     void *text; // of the header; the names of arrays and notes point into it
     iso__header header;
     int64_t data_bytes;
-    void *data;    // NULL until loaded
-    void *renamed; // names of arrays that the caller has changed, from iso__alloc; NULL: none
+    void *data;       // NULL until loaded
+    void *renamed;    // names of arrays that the caller has changed, from iso__alloc; NULL: none
+    iso__index named; // finds arrays by their names
 } iso__safetensors;
 
 // Opens the file and reads its header. Close it on success only. ISO_ERR_IO if it cannot be read,
@@ -82,6 +83,8 @@ typedef struct iso__safetensors {
 // wrong.
 iso_status iso__safetensors_open(const char *path, bool sealed, iso__safetensors *out);
 void iso__safetensors_close(iso__safetensors *self);
+// Call it when names of arrays have changed.
+iso_status iso__safetensors_index(iso__safetensors *self);
 // NULL: there is none.
 const char *iso__safetensors_note(const iso__safetensors *self, const char *key);
 const iso__stored *iso__safetensors_find(const iso__safetensors *self, const char *name);
@@ -97,6 +100,9 @@ iso_status iso__safetensors_load(iso__safetensors *self);
 // live as long as text. ISO_ERR_FORMAT, naming `path`, for any fault.
 iso_status iso__safetensors_parse(const char *path, char *text, int64_t length, int64_t data_bytes,
                                   iso__header *out);
+
+// The number of an item of a state_dict; -1: there is none of this name.
+int iso__state_dict_index(const iso_state_dict *dict, const char *name);
 
 // A sealed header begins with this. The hash (16 hexadecimal digits) is iso__hash of the whole text
 // with zeros in its place.

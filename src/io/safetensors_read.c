@@ -92,6 +92,7 @@ iso_status iso__safetensors_open(const char *path, bool sealed, iso__safetensors
     if (sealed) ISO_TRY_GOTO(check_seal(&self, length));
     ISO_TRY_GOTO(
         iso__safetensors_parse(path, self.text, (int64_t)length, self.data_bytes, &self.header));
+    ISO_TRY_GOTO(iso__safetensors_index(&self));
     *out = self;
     return ISO_OK;
 fail:
@@ -107,6 +108,7 @@ void iso__safetensors_close(iso__safetensors *self) {
     iso__free(self->header.note);
     iso__free(self->data);
     iso__free(self->renamed);
+    iso__index_free(&self->named);
     *self = (iso__safetensors){0};
 }
 
@@ -118,16 +120,30 @@ const char *iso__safetensors_note(const iso__safetensors *self, const char *key)
 
 // ---- Comparing ----------------------------------------------------------------------------------
 
-const iso__stored *iso__safetensors_find(const iso__safetensors *self, const char *name) {
+iso_status iso__safetensors_index(iso__safetensors *self) {
+    iso__index_free(&self->named);
     for (int i = 0; i < self->header.count; i++)
-        if (strcmp(self->header.stored[i].name, name) == 0) return &self->header.stored[i];
+        ISO_TRY(iso__index_add(&self->named, iso__name_key(self->header.stored[i].name), i));
+    return ISO_OK;
+}
+
+const iso__stored *iso__safetensors_find(const iso__safetensors *self, const char *name) {
+    int i = 0;
+    for (size_t at = 0; i >= 0;) {
+        i = iso__index_next(&self->named, iso__name_key(name), &at);
+        if (i >= 0 && strcmp(self->header.stored[i].name, name) == 0)
+            return &self->header.stored[i];
+    }
     return NULL;
 }
 
-static const iso__array *find_given(const iso__array *arrays, int count, const char *name) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(arrays[i].name, name) == 0) return &arrays[i];
-    return NULL;
+// Which of the file's arrays the caller has: [header.count].
+static void mark_given(const iso__safetensors *self, const iso__array *arrays, int count,
+                       bool *given) {
+    for (int i = 0; i < count; i++) {
+        const iso__stored *stored = iso__safetensors_find(self, arrays[i].name);
+        if (stored) given[stored - self->header.stored] = true;
+    }
 }
 
 #define NAMES_SHOWN 3
@@ -139,14 +155,15 @@ static void list_name(char *text, size_t room, int n, const char *name) {
     if (n == NAMES_SHOWN) snprintf(text + used, room - used, ", ...");
 }
 
-static iso_status match_names(const iso__safetensors *self, const iso__array *arrays, int count) {
+static iso_status match_names(const iso__safetensors *self, const iso__array *arrays, int count,
+                              const bool *given) {
     char missing[256] = "", unexpected[256] = "";
     int missing_count = 0, unexpected_count = 0;
     for (int i = 0; i < count; i++)
         if (!arrays[i].optional && !iso__safetensors_find(self, arrays[i].name))
             list_name(missing, sizeof(missing), missing_count++, arrays[i].name);
     for (int i = 0; i < self->header.count; i++)
-        if (!find_given(arrays, count, self->header.stored[i].name))
+        if (!given[i])
             list_name(unexpected, sizeof(unexpected), unexpected_count++,
                       self->header.stored[i].name);
     ISO_CHECK(
@@ -175,7 +192,12 @@ static iso_status match_array(const char *path, const iso__array *array,
 
 iso_status iso__safetensors_match(const iso__safetensors *self, const iso__array *arrays,
                                   int count) {
-    ISO_TRY(match_names(self, arrays, count));
+    bool *given;
+    ISO_TRY(iso__alloc_zero((size_t)self->header.count + 1, (void **)&given));
+    mark_given(self, arrays, count, given);
+    iso_status status = match_names(self, arrays, count, given);
+    iso__free(given);
+    ISO_TRY(status);
     for (int i = 0; i < count; i++) {
         const iso__stored *stored = iso__safetensors_find(self, arrays[i].name);
         if (stored) ISO_TRY(match_array(self->path, &arrays[i], stored));

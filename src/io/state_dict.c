@@ -1,16 +1,28 @@
 // SPDX-License-Identifier: MIT
 // The list behind a state_dict: named tensors in their order, and metadata.
-#include "base/base.h"
+#include "io/safetensors.h"
 
-#include <isotherm/checkpoint.h>
 #include <string.h>
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
+int iso__state_dict_index(const iso_state_dict *dict, const char *name) {
+    int i = dict->named ? 0 : -1;
+    for (size_t at = 0; i >= 0;) {
+        i = iso__index_next(dict->named, iso__name_key(name), &at);
+        if (i >= 0 && i < dict->count && strcmp(dict->item[i].name, name) == 0) return i;
+    }
+    return -1;
+}
+
 iso_tensor *iso_state_dict_find(const iso_state_dict *dict, const char *name) {
-    for (int i = 0; i < dict->count; i++)
-        if (strcmp(dict->item[i].name, name) == 0) return dict->item[i].tensor;
-    return NULL;
+    int i = iso__state_dict_index(dict, name);
+    return i >= 0 ? dict->item[i].tensor : NULL;
+}
+
+static iso_status index_item(iso_state_dict *dict, const char *name) {
+    if (!dict->named) ISO_TRY(iso__alloc_zero(sizeof(*dict->named), (void **)&dict->named));
+    return iso__index_add(dict->named, iso__name_key(name), dict->count);
 }
 
 iso_status iso_state_dict_add(iso_state_dict *dict, const char *name, iso_tensor *tensor) {
@@ -22,6 +34,7 @@ iso_status iso_state_dict_add(iso_state_dict *dict, const char *name, iso_tensor
     char *copy;
     ISO_TRY(iso__grow(&list, dict->count, NULL, sizeof(iso_named_tensor)));
     dict->item = list;
+    ISO_TRY(index_item(dict, name));
     ISO_TRY(iso__strdup(name, &copy));
     dict->item[dict->count++] = (iso_named_tensor){copy, iso_tensor_retain(tensor)};
     return ISO_OK;
@@ -74,6 +87,8 @@ void iso_state_dict_destroy(iso_state_dict *dict) {
         iso__free((void *)dict->metadata[i].key);
         iso__free((void *)dict->metadata[i].value);
     }
+    if (dict->named) iso__index_free(dict->named);
+    iso__free(dict->named);
     iso__free(dict->item);
     iso__free(dict->metadata);
     *dict = (iso_state_dict){0};
