@@ -13,6 +13,29 @@ nobase_dist_doc_DATA = \
     docs/glossary.md \
     docs/gpu.md \
     docs/gradient-engine.md \
+    docs/growth.md \
+    docs/growth/buckets-time.csv \
+    docs/growth/buckets-time.svg \
+    docs/growth/buckets.csv \
+    docs/growth/buckets.svg \
+    docs/growth/layers-time.csv \
+    docs/growth/layers-time.svg \
+    docs/growth/layers.csv \
+    docs/growth/layers.svg \
+    docs/growth/loading.csv \
+    docs/growth/loading.svg \
+    docs/growth/memory.csv \
+    docs/growth/memory.svg \
+    docs/growth/parameters.csv \
+    docs/growth/parameters.svg \
+    docs/growth/ranks.csv \
+    docs/growth/ranks.svg \
+    docs/growth/saving.csv \
+    docs/growth/saving.svg \
+    docs/growth/setup.csv \
+    docs/growth/setup.svg \
+    docs/growth/start.csv \
+    docs/growth/start.svg \
     docs/how-to-add.md \
     docs/idea.svg \
     docs/lazy-timeline.svg \

@@ -28,6 +28,7 @@ SCRIPT_TESTS = \
     tests/check_fortran.sh \
     tests/check_fuzz.sh \
     tests/check_get_mnist.sh \
+    tests/check_growth.sh \
     tests/check_install.sh \
     tests/check_layers.sh \
     tests/check_lock.sh \

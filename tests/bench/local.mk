@@ -22,6 +22,12 @@ tests_bench_bench_scale_SOURCES = tests/bench/bench_breakdown.c tests/bench/benc
     tests/bench/bench_scale.c tests/bench/bench_util.c tests/bench/bench_util.h \
     examples/support/models.c examples/support/models.h examples/support/models_resnet.c
 tests_bench_bench_scale_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_growth
+tests_bench_bench_growth_SOURCES = tests/bench/bench_breakdown.c tests/bench/bench_breakdown.h \
+    tests/bench/bench_growth.c tests/bench/bench_peak.c tests/bench/bench_peak.h tests/bench/bench_util.c \
+    tests/bench/bench_util.h
+tests_bench_bench_growth_LDADD = libiso_core.la
+check_PROGRAMS += tests/bench/bench_growth
 BENCHES += tests/bench/bench_loader
 tests_bench_bench_loader_SOURCES = tests/bench/bench_loader.c tests/bench/bench_util.c tests/bench/bench_util.h \
     examples/support/models.c examples/support/models.h examples/support/models_resnet.c
@@ -51,7 +57,7 @@ BENCHES += tests/bench/bench_gpu_ops
 tests_bench_bench_gpu_ops_SOURCES = tests/bench/bench_device.c tests/bench/bench_device.h \
     tests/bench/bench_gpu_ops.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_gpu_ops_LDADD = libiso_core.la
-EXTRA_DIST += tests/bench/bench_peers.py tests/bench/overlap.sh tests/bench/predict.sh tests/bench/time_to_accuracy.sh tests/bench/wires.sh \
+EXTRA_DIST += tests/bench/bench_peers.py tests/bench/growth.sh tests/bench/overlap.sh tests/bench/predict.sh tests/bench/time_to_accuracy.sh tests/bench/wires.sh \
     tests/bench/peers/bench_facts.py tests/bench/peers/bench_install.py tests/bench/peers/bench_report.py \
     tests/bench/peers/bench_run.py tests/bench/peers/bench_samples.py tests/bench/peers/bench_stats.py \
     tests/bench/peers/ddp_pytorch.py tests/bench/peers/step_exogym.py tests/bench/peers/step_heat.py \
