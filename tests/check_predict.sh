@@ -130,7 +130,7 @@ damaged() { # entry, value, pattern of what it must be
     [ "$old" != "$new" ] && [ "$(wc -c <bad)" = "$(wc -c <mlp)" ] &&
         refused "a damaged entry $1" "bad has a damaged metadata entry isotherm\.$1: .*$3" --checkpoint bad "$images"
 }
-damaged model nlp '"nlp" is not mlp\|cnn\|lenet\|resnet18: give another checkpoint$'
+damaged model nlp '"nlp" is not mlp\|cnn\|lenet\|resnet18\|resnet50: give another checkpoint$'
 damaged dtype f16 '"f16" is not f32\|f64: give another checkpoint$'
 damaged shape '1 28' '"1 28 *" is not channels, height and width: give another checkpoint$'
 damaged shape '1 28 0x' '"1 28 0x *" is not channels, height and width'

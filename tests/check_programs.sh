@@ -277,7 +277,7 @@ for when in forward backward; do
     [ "$(field bytes_sent "$out/log")" -gt "$sent" ] && [ "$(cat hash)" = "$own" ] || good=1
 done
 result $good "--buffers-when forward and backward exchange running statistics in each step"
-refused 0 "buffers of a model without any" '--buffers needs --model resnet18, but --model is cnn' --buffers keep
+refused 0 "buffers of a model without any" '--buffers needs --model resnet18\|resnet50, but --model is cnn' --buffers keep
 refused 2 "a time for buffers that are kept" '--buffers keep synchronises nothing, so --buffers-when forward' \
     --model resnet18 --buffers keep --buffers-when forward --data nowhere
 

@@ -69,14 +69,18 @@ static void list_lenet(layer_list *list, const iso_dataset_info *data, bool drop
 typedef struct model_kind {
     const char *name;
     void (*list)(layer_list *list, const iso_dataset_info *data, bool dropout);
+    // Instead of a list of layers.
+    iso_status (*create)(iso_device *device, const iso_dataset_info *data, iso_rng *rng,
+                         iso_module **out);
     int64_t smallest; // pixels in each direction of which its layers leave something
 } model_kind;
 
 static const model_kind kinds[] = {
-    {"mlp", list_mlp, 1},
-    {"cnn", list_cnn, 6},
-    {"lenet", list_lenet, 16},
-    {"resnet18", NULL, 1}, // no list of layers
+    {"mlp", list_mlp, NULL, 1},
+    {"cnn", list_cnn, NULL, 6},
+    {"lenet", list_lenet, NULL, 16},
+    {"resnet18", NULL, model_resnet18, 1},
+    {"resnet50", NULL, model_resnet50, 1},
 };
 enum { KIND_COUNT = sizeof(kinds) / sizeof(kinds[0]) };
 
@@ -97,7 +101,7 @@ iso_status model_create(const char *name, iso_device *device, const iso_dataset_
     layer_list list = {.count = 0};
     int64_t sample[3] = {data->channels, data->height, data->width};
     if (!kind) return iso_error_set(ISO_ERR_ARG, "unknown model %s: use " MODEL_NAMES, name);
-    if (!kind->list) return model_resnet18(device, data, rng, out);
+    if (kind->create) return kind->create(device, data, rng, out);
     kind->list(&list, data, dropout);
     return iso_sequential_build(device, sample, list.item, list.count, rng, out);
 }

@@ -6,20 +6,23 @@
 #include <isotherm/data.h>
 #include <isotherm/nn.h>
 
-#define MODEL_NAMES "mlp|cnn|lenet|resnet18"
+#define MODEL_NAMES       "mlp|cnn|lenet|resnet18|resnet50"
+#define MODELS_WITH_NORMS "resnet18|resnet50"
 
 // "mlp": two hidden layers of 512. "cnn": the network of PyTorch's MNIST example (two 3x3
 // convolutions, max-pool, two linear layers); `dropout` adds that example's dropouts (0.25 and
 // 0.5). "lenet": LeNet-5 as in PyTorch's tutorials (two 5x5 convolutions to 6 and 16 channels, each
 // with relu and max-pool, linear layers of 120 and 84): for 3x32x32 that of "Training a classifier"
-// (CIFAR-10), for 1x28x28 that of "Training with PyTorch" (Fashion-MNIST). "resnet18":
-// torchvision's, names included; images with a side below 64 pixels get the usual stem for CIFAR:
-// one 3x3 convolution of stride 1, without pooling. All networks return logits. ISO_ERR_ARG for
-// another name, ISO_ERR_SHAPE for images that do not fit.
+// (CIFAR-10), for 1x28x28 that of "Training with PyTorch" (Fashion-MNIST). "resnet18" and
+// "resnet50": torchvision's, names included; images with a side below 64 pixels get the usual stem
+// for CIFAR: one 3x3 convolution of stride 1, without pooling. All networks return logits.
+// ISO_ERR_ARG for another name, ISO_ERR_SHAPE for images that do not fit.
 iso_status model_create(const char *name, iso_device *device, const iso_dataset_info *data,
                         bool dropout, iso_rng *rng, iso_module **out);
-// "resnet18" (models_resnet.c).
+// "resnet18" and "resnet50" (models_resnet.c).
 iso_status model_resnet18(iso_device *device, const iso_dataset_info *data, iso_rng *rng,
+                          iso_module **out);
+iso_status model_resnet50(iso_device *device, const iso_dataset_info *data, iso_rng *rng,
                           iso_module **out);
 // Whether the images are large enough for the model of that name.
 bool model_fits(const char *name, const iso_dataset_info *data);

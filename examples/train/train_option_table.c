@@ -2,6 +2,8 @@
 // The table of the train program's options, by which they are read and their help is printed.
 #include "train_options.h"
 
+#include "support/models.h"
+
 #include <stddef.h>
 
 #define OPTION(k, name, field)                                                                     \
@@ -43,7 +45,7 @@ const train_option train_option_table[] = {
        .meaning = "maximum random shift of training images, in pixels"),
     OF(RUN, NUMBER("flip", flip), .low = 0, .high = 1, .initial = "0",
        .meaning = "probability of mirroring a training image"),
-    OF(SHARED, CHOICE("model", model), .choices = "mlp|cnn|lenet|resnet18", .initial = "cnn",
+    OF(SHARED, CHOICE("model", model), .choices = MODEL_NAMES, .initial = "cnn",
        .meaning = "network to train"),
     OF(SHARED, SWITCH("dropout", dropout), .meaning = "add dropout layers (0.25 and 0.5)",
        .of = "model", .among = "cnn"),
@@ -155,18 +157,19 @@ const train_option train_option_table[] = {
            "what to do if --check-equal finds a difference; resync: all ranks take parameters, "
            "buffers and optimizer state of rank 0"),
     OF(RUN, SWITCH("sync-batchnorm", sync_batchnorm),
-       .meaning = "synchronise batch norms over all ranks", .of = "model", .among = "resnet18"),
+       .meaning = "synchronise batch norms over all ranks", .of = "model",
+       .among = MODELS_WITH_NORMS),
 
     OF(RUN, CHOICE("buffers", buffers), .choices = "average|broadcast|keep", .initial = "average",
        .meaning = "what ranks do with running statistics; broadcast: take rank 0's; "
                   "keep: keep their own",
-       .of = "model", .among = "resnet18"),
+       .of = "model", .among = MODELS_WITH_NORMS),
     OF(RUN, CHOICE("buffers-when", buffers_when), .choices = "evaluation|forward|backward",
        .initial = "evaluation",
        .meaning =
            "when ranks synchronise running statistics: before evaluations only, or also before "
            "each forward or after each backward",
-       .of = "model", .among = "resnet18"),
+       .of = "model", .among = MODELS_WITH_NORMS),
 
     OF(TRAIN_STRATEGIES,
        .meaning =

@@ -48,6 +48,52 @@ Test(models, resnet18_has_torchvision_s_parameters) {
     expect_count("resnet18", 1, 28, 10, 11173962 - 2 * 64 * 9);
 }
 
+// torchvision.models.resnet50() has 25 557 032; the 3x3 stem has 3 * 64 * (49 - 9) less, and 10
+// classes in place of 1000 need 990 * 2049 less.
+Test(models, resnet50_has_torchvision_s_parameters) {
+    expect_count("resnet50", 3, 64, 1000, 25557032);
+    expect_count("resnet50", 3, 32, 10, 25557032 - 3 * 64 * (49 - 9) - 990 * 2049);
+}
+
+static double root_mean_square(const iso_state_dict *dict, const char *name) {
+    iso_tensor *t = iso_state_dict_find(dict, name);
+    const float *x = iso_tensor_data(t);
+    double sum = 0;
+    for (int64_t i = 0; i < iso_tensor_count(t); i++) sum += (double)x[i] * (double)x[i];
+    return sqrt(sum / (double)iso_tensor_count(t));
+}
+
+static void expect_shape(const iso_state_dict *dict, const char *name, int64_t out, int64_t in,
+                         int64_t size) {
+    iso_tensor *t = iso_state_dict_find(dict, name);
+    cr_assert_not_null(t, "%s", name);
+    const int64_t *shape = iso_tensor_shape(t);
+    cr_assert(shape[0] == out && shape[1] == in && shape[2] == size, "%s", name);
+}
+
+// Bottleneck and ResNet._make_layer: blocks of 3, 4, 6 and 3; only the first of a stage projects.
+Test(models, resnet50_has_torchvision_s_names_and_shapes) {
+    iso_module *model = create("resnet50", 3, 64, 1000);
+    iso_state_dict dict;
+    cr_ok(iso_module_state_dict(model, &dict));
+    cr_assert_eq(dict.count, 320);
+    expect_shape(&dict, "layer1.0.conv1.weight", 64, 64, 1);
+    expect_shape(&dict, "layer1.0.downsample.0.weight", 256, 64, 1);
+    expect_shape(&dict, "layer1.2.conv1.weight", 64, 256, 1);
+    expect_shape(&dict, "layer2.3.conv2.weight", 128, 128, 3);
+    expect_shape(&dict, "layer3.5.conv3.weight", 1024, 256, 1);
+    expect_shape(&dict, "layer4.0.downsample.0.weight", 2048, 1024, 1);
+    cr_assert_not_null(iso_state_dict_find(&dict, "layer4.2.bn3.running_var"));
+    cr_assert_null(iso_state_dict_find(&dict, "layer4.1.downsample.0.weight"));
+    cr_assert_null(iso_state_dict_find(&dict, "layer4.3.conv1.weight"));
+    cr_assert_float_eq(root_mean_square(&dict, "layer4.1.conv2.weight"), sqrt(2.0 / (512 * 9)),
+                       2e-4);
+    cr_assert_float_eq(root_mean_square(&dict, "layer1.1.conv3.weight"), sqrt(2.0 / 256), 3e-3);
+    cr_assert_float_eq(root_mean_square(&dict, "layer3.0.bn3.weight"), 1, 0);
+    iso_state_dict_destroy(&dict);
+    iso_module_destroy(&model);
+}
+
 Test(models, resnet18_has_torchvision_s_names) {
     iso_module *model = create("resnet18", 3, 64, 1000);
     iso_state_dict dict;
@@ -64,14 +110,6 @@ Test(models, resnet18_has_torchvision_s_names) {
     cr_assert_eq(iso_tensor_ndim(iso_state_dict_find(&dict, "bn1.num_batches_tracked")), 0);
     iso_state_dict_destroy(&dict);
     iso_module_destroy(&model);
-}
-
-static double root_mean_square(const iso_state_dict *dict, const char *name) {
-    iso_tensor *t = iso_state_dict_find(dict, name);
-    const float *x = iso_tensor_data(t);
-    double sum = 0;
-    for (int64_t i = 0; i < iso_tensor_count(t); i++) sum += (double)x[i] * (double)x[i];
-    return sqrt(sum / (double)iso_tensor_count(t));
 }
 
 // ResNet.__init__: kaiming_normal_(mode="fan_out") for convolutions, 1 and 0 for norms; the linear
@@ -128,10 +166,16 @@ Test(models, resnet18_takes_small_and_large_images) {
     forward("resnet18", 3, 64);
 }
 
+// The stage before the last has shortcuts of stride 2, also of a side that is odd.
+Test(models, resnet50_takes_small_and_large_images) {
+    forward("resnet50", 1, 9);
+    forward("resnet50", 3, 64);
+}
+
 Test(models, an_unknown_name_is_refused_with_those_that_are_known) {
     iso_dataset_info info = {.channels = 1, .height = 28, .width = 28, .classes = 10};
     iso_rng rng = {.seed = 1};
     iso_module *model;
     cr_fails(model_create("vgg", device, &info, false, &rng, &model), ISO_ERR_ARG,
-             "unknown model vgg: use mlp|cnn|lenet|resnet18");
+             "unknown model vgg: use mlp|cnn|lenet|resnet18|resnet50");
 }
