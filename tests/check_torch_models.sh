@@ -15,4 +15,4 @@ if [ "$python" = none ]; then
     echo "1..0 # SKIP no Python with torch (Debian: python3-torch)"
     exit 0
 fi
-exec "$python" "$root/tests/torch_models.py" "$PWD/tests/model_probe" mlp cnn lenet resnet18
+exec "$python" "$root/tests/torch_models.py" "$PWD/tests/model_probe" mlp cnn lenet resnet18 resnet50

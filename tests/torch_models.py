@@ -96,18 +96,38 @@ class Block(nn.Module):
         return torch.relu(y + (self.downsample(x) if self.downsample else x))
 
 
-class ResNet18(nn.Module):
-    def __init__(self, shape, classes):
+class Bottleneck(nn.Module):
+    """torchvision's, with its names: the stride is in the second convolution."""
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        width = outputs // 4
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
+                                            nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))))
+        return torch.relu(self.bn3(self.conv3(y)) + (self.downsample(x) if self.downsample else x))
+
+
+class ResNet(nn.Module):
+    def __init__(self, shape, classes, block, blocks, widths):
         super().__init__()
         large = min(shape[1:]) >= 64
         self.conv1 = nn.Conv2d(shape[0], 64, 7 if large else 3, 2 if large else 1, 3 if large else 1, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
-        widths = [64, 64, 128, 256, 512]
         for i in range(1, 5):
-            self.add_module(f"layer{i}", nn.Sequential(Block(widths[i - 1], widths[i], 1 if i == 1 else 2),
-                                                       Block(widths[i], widths[i], 1)))
-        self.fc = nn.Linear(512, classes)
+            more = [block(widths[i], widths[i], 1) for _ in range(1, blocks[i - 1])]
+            self.add_module(f"layer{i}", nn.Sequential(block(widths[i - 1], widths[i], 1 if i == 1 else 2), *more))
+        self.fc = nn.Linear(widths[4], classes)
 
     def forward(self, x):
         x = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
@@ -115,9 +135,18 @@ class ResNet18(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-MODELS = {"mlp": mlp, "cnn": cnn, "lenet": lenet, "resnet18": ResNet18}
+def resnet18(shape, classes):
+    return ResNet(shape, classes, Block, [2, 2, 2, 2], [64, 64, 128, 256, 512])
+
+
+def resnet50(shape, classes):
+    return ResNet(shape, classes, Bottleneck, [3, 4, 6, 3], [64, 256, 512, 1024, 2048])
+
+
+MODELS = {"mlp": mlp, "cnn": cnn, "lenet": lenet, "resnet18": resnet18, "resnet50": resnet50}
 SHAPES = {"mlp": [(1, 28, 28)], "cnn": [(1, 28, 28), (3, 32, 32)], "lenet": [(1, 28, 28), (3, 32, 32)],
-          "resnet18": [(1, 28, 28), (3, 32, 32), (3, 64, 64)]}
+          "resnet18": [(1, 28, 28), (3, 32, 32), (3, 64, 64)],
+          "resnet50": [(3, 64, 64)]}
 
 
 # ---- Both ways -----------------------------------------------------------------------------------
