@@ -103,8 +103,10 @@ iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **
 iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **out);
 // Opens data as iso-train and the examples do. `folder` names an MNIST folder, or an HDF5 file (.h5
 // or .hdf5) with the data sets x_train and y_train for training, x_test and y_test for testing:
-// images and labels as those of iso_dataset_read_idx. NULL and "digits" generate as many digits as
-// MNIST has (60000 for training, 10000 for testing).
+// images and labels as those of iso_dataset_read_idx; or a folder of pictures, as
+// iso_dataset_open_images reads them for a config of zeros and the part that is meant. NULL and
+// "digits" generate as many digits as MNIST has (60000 for training, 10000 for testing). A folder
+// of pictures that is not divided is one for training; ISO_ERR_FORMAT for testing.
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out);
 
 // How to read a CSV file. In the lists below, give each column by its name in the header or its
@@ -182,6 +184,60 @@ typedef struct iso_hdf5_config {
 // HDF5 itself, unless HDF5 was built to be thread-safe.
 iso_status iso_dataset_open_hdf5(const char *path, const iso_hdf5_config *config,
                                  iso_dataset **out);
+
+// Where the pictures of a folder are (torchvision: ImageFolder).
+typedef enum iso_images_layout {
+    ISO_IMAGES_NONE,   // it is no folder of pictures, or has MNIST's files
+    ISO_IMAGES_SPLIT,  // FOLDER/train/CLASS/*, FOLDER/val/CLASS/*
+    ISO_IMAGES_CLASSES // FOLDER/CLASS/*
+} iso_images_layout;
+// The layout of a folder, by the names in it: SPLIT if FOLDER/train has folders, CLASSES if a
+// folder in it has a picture.
+iso_images_layout iso_images_find(const char *folder);
+
+typedef enum iso_images_part {
+    ISO_IMAGES_ALL,   // of FOLDER/CLASS
+    ISO_IMAGES_TRAIN, // of FOLDER/train/CLASS
+    ISO_IMAGES_VAL    // of FOLDER/val/CLASS
+} iso_images_part;
+
+typedef struct iso_images_config {
+    iso_images_part part;
+    int64_t size; // pixels of an image in each direction, up to 8192; 0: 224
+    // Pixels of a picture's shorter side before the middle is cut out, at least `size`; 0: 8/7 of
+    // it, such as 256 for 224.
+    int64_t shorter;
+    bool real; // images of f32 in [0, 1]; false: of bytes, which a loader can also augment
+} iso_images_config;
+// Opens pictures, JPEG or PNG, in folders that are their classes. A sample is an image [3, size,
+// size] and its label. The classes are the folders sorted by name (by the bytes of their names);
+// those of `train` number the classes of `val`, where some may be missing. Pictures are the files
+// .jpg, .jpeg and .png (in any case) in a class folder and the folders below; names that begin with
+// a point are left out.
+//
+// The pictures stay in their files. A loader's threads read and decode those of its batches, so
+// more threads are faster. A picture is resized until its shorter side has `shorter` pixels, as by
+// Pillow's BILINEAR, and cut to the square in its middle, as by torchvision's Resize and CenterCrop
+// (the same bits where Pillow begins with the rows, not the columns of a tall picture). Grey
+// pictures get three equal channels; 16 bits become 8; transparency is dropped, colours of print
+// (CMYK) become those of light, and the rotation in EXIF data is ignored, as by ImageFolder. A JPEG
+// file that is more than four times as large as needed is decoded at 1/2, 1/4 or 1/8 of its size.
+//
+// iso_dataset_info has no mean and std. In the checksum the names of classes and pictures stand for
+// the contents, so iso_comm_check_same tells ranks that see other files.
+//
+// ISO_ERR_IO if a folder is missing or unreadable; ISO_ERR_FORMAT if there is no class, if a class
+// of ALL and TRAIN has no picture or one of VAL is none of TRAIN's, and for a picture of another
+// kind, such as .webp; ISO_ERR_ARG for sizes outside their range. When a picture is read:
+// ISO_ERR_IO if its file is missing or unreadable; ISO_ERR_FORMAT if it is neither JPEG nor PNG,
+// truncated or damaged, has more than 2^27 pixels or 65535 in one direction, or 1 GiB;
+// ISO_ERR_UNSUPPORTED if this build lacks libjpeg or libpng. The message names the file. To check
+// all pictures before a long run, call iso_dataset_sample for each.
+iso_status iso_dataset_open_images(const char *folder, const iso_images_config *config,
+                                   iso_dataset **out);
+// The name of a class of iso_dataset_open_images, borrowed from the data set; NULL for a label that
+// it has not, and of other data sets.
+const char *iso_dataset_class_name(const iso_dataset *dataset, int label);
 
 iso_dataset *iso_dataset_retain(iso_dataset *dataset);
 void iso_dataset_destroy(iso_dataset **dataset);

@@ -86,6 +86,10 @@ iso_status iso__image_set_create_take(uint8_t *images, int32_t *labels,
                                       const iso_dataset_info *info, iso_dataset **out);
 // Reads the images of an HDF5 file into memory: x_train and y_train, or x_test and y_test.
 iso_status iso__hdf5_read_images(const char *path, bool train, iso_dataset **out);
+// Whether a folder has MNIST's training images.
+bool iso__is_mnist(const char *folder);
+// Opens a folder of pictures as iso_dataset_open does.
+iso_status iso__images_open(const char *folder, bool train, iso_dataset **out);
 // A checksum of the shapes and types of inputs and targets.
 uint64_t iso__dataset_kind(const iso_dataset *dataset);
 // Makes the data set a shard.

@@ -170,6 +170,12 @@ static iso_status find_images(const char *folder, const char *prefix, char path[
     return ISO_OK;
 }
 
+bool iso__is_mnist(const char *folder) {
+    char path[PATH_ROOM];
+    return look_for(folder, "train-images", "idx3", path) ||
+           look_for(folder, "train-images", "idx4", path);
+}
+
 iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **out) {
     struct stat info;
     char images[PATH_ROOM], labels[PATH_ROOM];
@@ -195,6 +201,8 @@ static bool is_hdf5(const char *path) {
 
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out) {
     if (folder && is_hdf5(folder)) return iso__hdf5_read_images(folder, train, out);
-    if (folder && strcmp(folder, "digits") != 0) return iso_dataset_read_mnist(folder, train, out);
-    return iso_dataset_create_digits(train, train ? 60000 : 10000, out);
+    if (!folder || strcmp(folder, "digits") == 0)
+        return iso_dataset_create_digits(train, train ? 60000 : 10000, out);
+    if (iso_images_find(folder) != ISO_IMAGES_NONE) return iso__images_open(folder, train, out);
+    return iso_dataset_read_mnist(folder, train, out);
 }

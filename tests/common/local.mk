@@ -27,6 +27,7 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/average_fixture.c test
 tests_common_libiso_testcommon_la_SOURCES += tests/common/codec_model.c tests/common/codec_model.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/shared_fixture.c tests/common/shared_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/hdf5_writer.c tests/common/hdf5_writer.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/picture_writer.c tests/common/picture_writer.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/bag_fixture.c tests/common/bag_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/unused_fixture.c tests/common/unused_fixture.h
 # Runs of the train program, for tests that make them in their own process.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Files of a test: a folder of its own that it removes at its end.
+#define _GNU_SOURCE // nftw
 #include "common/scratch.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +57,11 @@ char *scratch_read(const char *path, size_t *bytes) {
     return data;
 }
 
+static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *place) {
+    (void)info, (void)kind, (void)place;
+    return remove(path);
+}
+
 static int visit(int remove_too) {
     int count = 0;
     DIR *dir = opendir(scratch_folder());
@@ -62,7 +69,7 @@ static int visit(int remove_too) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         char path[600];
         snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
-        if (remove_too) remove(path);
+        if (remove_too) nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS); // folders, too
         count++;
     }
     closedir(dir);
