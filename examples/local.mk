@@ -70,6 +70,7 @@ TRAIN_RUN = \
     examples/train/train_check.c \
     examples/train/train_classes.c \
     examples/train/train_data.c \
+    examples/train/train_images.c \
     examples/train/train_equal.c \
     examples/support/watchdog.c \
     examples/support/watchdog.h \

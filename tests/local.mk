@@ -36,6 +36,7 @@ SCRIPT_TESTS = \
     tests/check_messages.sh \
     tests/check_mnist.sh \
     tests/check_plugin.sh \
+    tests/check_pictures.sh \
     tests/check_postmortem.sh \
     tests/check_preempt.sh \
     tests/check_predict.sh \
@@ -92,7 +93,7 @@ check-local:
 endif
 
 # Of scripts: how train ends on errors, data sets as files, and the networks of train on given images.
-check_PROGRAMS += tests/error_probe tests/make_images tests/make_records tests/model_probe
+check_PROGRAMS += tests/error_probe tests/make_images tests/make_pictures tests/make_records tests/model_probe
 tests_error_probe_SOURCES = tests/error_probe.c examples/train/train_error.c examples/train/train_error.h \
     examples/support/usage.c examples/support/usage.h examples/support/watch.c examples/support/watch.h \
     examples/support/watchdog.c examples/support/watchdog.h
@@ -100,6 +101,9 @@ tests_error_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/exam
 tests_error_probe_LDADD = libiso_core.la
 tests_make_images_SOURCES = tests/make_images.c
 tests_make_images_LDADD = libiso_core.la
+tests_make_pictures_SOURCES = tests/make_pictures.c tests/common/picture_writer.c tests/common/picture_writer.h
+tests_make_pictures_CPPFLAGS = $(AM_CPPFLAGS)
+tests_make_pictures_LDADD = libiso_core.la
 tests_make_records_SOURCES = tests/make_records.c
 tests_make_records_LDADD = libiso_core.la
 tests_model_probe_SOURCES = tests/model_probe.c examples/support/models.c examples/support/models.h \

@@ -211,6 +211,18 @@ iso_status train_data_check(const train_options *options);
 // Local. Creates the loaders of all data sets according to the options.
 iso_status train_loaders_open(train_run *run);
 
+// ---- train_images.c ----
+
+// Local. Opens both sets if --data is a folder of pictures; *found: whether it is. ISO_ERR_ARG for
+// --image-size where it is not, and for one undivided set without --validation.
+iso_status train_images_open(train_world *world, const train_options *options, bool *found);
+bool train_images_are_open(const train_world *world);
+// Local. Pictures are not all read to measure them: gives info mean and deviation of ImageNet, as
+// PyTorch's example of it has them. Changes nothing of other data.
+void train_images_describe(train_world *world);
+// Local. The classes are the folders, whatever pictures a set has; --classes may add some.
+iso_status train_images_classes(train_world *world, const train_options *options);
+
 // ---- train_classes.c ----
 
 // Local. Determines the number of classes: --classes or, without it, the number that the labels of

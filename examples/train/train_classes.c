@@ -85,6 +85,7 @@ static iso_status check_given(const iso_dataset *const sets[2], const char *data
 iso_status train_classes_find(train_world *world, const train_options *options) {
     const iso_dataset *const sets[2] = {world->train_set, world->test_set};
     iso_dataset_info train, test;
+    if (train_images_are_open(world)) return train_images_classes(world, options);
     iso_dataset_get_info(sets[0], &train);
     iso_dataset_get_info(sets[1], &test);
     int classes = train.classes > test.classes ? train.classes : test.classes;

@@ -24,8 +24,11 @@ enum { HEADING, RUN = 0, SHARED = TRAIN_SHARED, OUTSIDE = TRAIN_OUTSIDE };
 const train_option train_option_table[] = {
     OF(HEADING, .meaning = "Data and network"),
     OF(SHARED | OUTSIDE, TEXT("data", data), .choices = "DIR|FILE.h5|digits", .initial = "digits",
-       .meaning = "folder with MNIST's four files, HDF5 file with x_train, y_train, x_test and "
-                  "y_test, or generated digits"),
+       .meaning = "folder with MNIST's four files, folder with pictures in train/CLASS and "
+                  "val/CLASS, or in CLASS; HDF5 file with x_train, y_train, x_test and y_test; or "
+                  "generated digits"),
+    OF(SHARED, INTEGER("image-size", image_size), .low = 1, .high = 8192,
+       .meaning = "pixels of an image in each direction, for a folder of pictures (default: 224)"),
     OF(SHARED, INTEGER("classes", classes), .low = 1, .high = 1e6,
        .meaning = "number of classes (default: from the labels of both sets)"),
     OF(SHARED, INTEGER("test-limit", test_limit), COUNT_FROM(1),
@@ -38,7 +41,7 @@ const train_option train_option_table[] = {
                   "leave out the rest; overlap: equal shards that may share a sample"),
     OF(SHARED, TEXT("mean", mean), .choices = "X,X,...|auto", .initial = "auto",
        .meaning = "pixel mean (0 to 1), one value or one per channel; auto: computed from the "
-                  "training set"),
+                  "training set; of a folder of pictures, ImageNet's"),
     OF(SHARED, TEXT("std", std), .choices = "X,X,...|auto", .initial = "auto",
        .meaning = "pixel standard deviation, likewise"),
     OF(RUN, INTEGER("shift", shift), .low = 0, .high = 1e6, .initial = "0",

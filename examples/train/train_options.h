@@ -13,7 +13,7 @@ enum { TRAIN_SETTINGS = 64 };
 // Without a value or default, an integer is -1, another number is NaN, and a text is NULL.
 typedef struct train_options {
     const char *data, *sampler, *mean, *std, *model;
-    int64_t classes, test_limit, shift;
+    int64_t image_size, classes, test_limit, shift;
     double flip, validation;
     bool dropout, amsgrad;
     int64_t epochs, steps, batch, accumulate, seed;

@@ -17,12 +17,21 @@
 
 // ---- The world ----------------------------------------------------------------------------------
 
-static iso_status open_data(train_world *world, const char *data) {
-    TRY(iso_dataset_open(data, true, &world->train_set));
-    TRY(iso_dataset_open(data, false, &world->test_set));
+static iso_status open_sets(train_world *world, const train_options *options) {
+    bool pictures;
+    TRY(train_images_open(world, options, &pictures));
+    if (pictures) return ISO_OK;
+    TRY(iso_dataset_open(options->data, true, &world->train_set));
+    return iso_dataset_open(options->data, false, &world->test_set);
+}
+
+static iso_status open_data(train_world *world, const train_options *options) {
+    const char *data = options->data;
+    TRY(open_sets(world, options));
     iso_dataset_info test, *train = &world->info;
     iso_dataset_get_info(world->train_set, train);
     iso_dataset_get_info(world->test_set, &test);
+    train_images_describe(world);
     if (test.channels != train->channels || test.height != train->height ||
         test.width != train->width)
         return train_error(ISO_ERR_FORMAT,
@@ -46,7 +55,7 @@ static iso_status open_local(train_world *world, const train_options *options) {
     TRY(open_device(world, options->device));
     TRY(iso_device_set_threads(world->device, (int)options->threads));
     TRY(iso_device_set_math(world->device, options->math));
-    return open_data(world, options->data);
+    return open_data(world, options);
 }
 
 static iso_status look_at_nodes(train_world *world) {

@@ -19,9 +19,14 @@ iso_status train_validation_split(train_world *world, const train_options *optio
                            "another fraction",
                            options->validation, (long long)count, count == 1 ? "" : "s");
     TRY(train_error_of_library(status));
+    if (world->test_set == world->train_set) { // pictures that are not divided
+        iso_dataset_destroy(&world->test_set);
+        world->test_set = iso_dataset_retain(world->validation_set);
+    }
     iso_dataset_destroy(&world->train_set);
     world->train_set = rest;
     iso_dataset_get_info(rest, &world->info);
+    train_images_describe(world);
     world->info.classes = classes;
     return ISO_OK;
 }
