@@ -51,6 +51,11 @@ run 3 "$train" --data set "$@" --image-size 12 --epochs 3 --lr 0.001 --loader-th
 [ "$status" = 0 ] && [ -n "$one" ] && [ "$(field param_hash log)" = "$one" ]
 result $? "more loader threads give the same parameters"
 
+rm -f log
+run 3 "$train" --data set "$@" --image-size 12 --epochs 3 --lr 0.001 --crop 0.3 --flip 0.5
+has_learned 18 && [ "$(field param_hash log)" != "$one" ]
+result $? "it learns them from random parts, too"
+
 "$make_pictures" one 30 0
 rm -f log
 run 3 "$train" --data one "$@" --image-size 12 --epochs 3 --lr 0.001 --validation 0.2
@@ -73,6 +78,9 @@ rm -f log
 run 2 "$train" "$@" --data digits --image-size 32
 is_refusal '--image-size needs a folder of pictures, and --data digits is none'
 result $? "--image-size is refused for other data"
+run 2 "$train" "$@" --data digits --crop 0.5
+is_refusal 'only pictures in class folders can be cut at random: give no crop'
+result $? "so is --crop"
 run 2 "$train" "$@" --data set --classes 2
 is_refusal 'set has 3 class folders, and --classes 2 allows fewer'
 result $? "fewer --classes than folders are refused"

@@ -84,6 +84,7 @@ static iso_status create_loaders(train_run *run, double *numbers) {
     iso_loader_config changed = plain;
     changed.shift = (int)options->shift;
     changed.flip = options->flip;
+    changed.crop = isnan(options->crop) ? 0 : options->crop;
     iso_sampler_config order = {.batch = options->batch,
                                 .rank = world->rank,
                                 .ranks = world->ranks,

@@ -48,6 +48,9 @@ const train_option train_option_table[] = {
        .meaning = "maximum random shift of training images, in pixels"),
     OF(RUN, NUMBER("flip", flip), .low = 0, .high = 1, .initial = "0",
        .meaning = "probability of mirroring a training image"),
+    OF(RUN, NUMBER("crop", crop), .low = 0.001, .high = 1,
+       .meaning = "train on random parts of pictures, of at least this fraction of the area "
+                  "(usual: 0.08)"),
     OF(SHARED, CHOICE("model", model), .choices = MODEL_NAMES, .initial = "cnn",
        .meaning = "network to train"),
     OF(SHARED, SWITCH("dropout", dropout), .meaning = "add dropout layers (0.25 and 0.5)",

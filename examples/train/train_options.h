@@ -14,7 +14,7 @@ enum { TRAIN_SETTINGS = 64 };
 typedef struct train_options {
     const char *data, *sampler, *mean, *std, *model;
     int64_t image_size, classes, test_limit, shift;
-    double flip, validation;
+    double flip, crop, validation;
     bool dropout, amsgrad;
     int64_t epochs, steps, batch, accumulate, seed;
     const char *optimizer, *schedule, *milestones;

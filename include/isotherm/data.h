@@ -221,7 +221,7 @@ typedef struct iso_images_config {
 // (the same bits where Pillow begins with the rows, not the columns of a tall picture). Grey
 // pictures get three equal channels; 16 bits become 8; transparency is dropped, colours of print
 // (CMYK) become those of light, and the rotation in EXIF data is ignored, as by ImageFolder. A JPEG
-// file that is more than four times as large as needed is decoded at 1/2, 1/4 or 1/8 of its size.
+// file that is at least four times as large as needed is decoded at 1/2, 1/4 or 1/8 of its size.
 //
 // iso_dataset_info has no mean and std. In the checksum the names of classes and pictures stand for
 // the contents, so iso_comm_check_same tells ranks that see other files.
@@ -418,6 +418,11 @@ typedef struct iso_loader_config {
     int threads;
     // Called for each batch after all of the above (PyTorch: collate_fn). NULL: none.
     iso_collate collate;
+    // Augmentation of the pictures of iso_dataset_open_images, before a flip and a shift: an image
+    // is a random part of its picture in place of the middle, of at least this fraction of the area
+    // and with sides of a ratio of 3/4 to 4/3, resized (torchvision: RandomResizedCrop, with 0.08).
+    // It depends on what the other augmentations depend on. 0: none.
+    double crop;
 } iso_loader_config;
 extern const iso_loader_config iso_loader_default; // the default as an object, for C++
 #ifdef __cplusplus
@@ -430,7 +435,8 @@ typedef struct iso_loader iso_loader;
 // Creates a loader: batches of dataset on device, in the order of a sampler of its own. Takes one
 // reference of dataset, also on failure; retains device. config NULL: the default. ISO_ERR_ARG if
 // the sampler refuses `order`, if only one of mean and std is given, for a shift as large as the
-// image, for a flip outside [0, 1], or if the first input cannot be normalised, shifted or flipped.
+// image, for a flip or a crop outside [0, 1], or if the first input cannot be normalised, shifted,
+// flipped or cropped.
 iso_status iso_loader_create_take(iso_device *device, iso_dataset *dataset,
                                   const iso_sampler_config *order, const iso_loader_config *config,
                                   iso_loader **out);
@@ -445,8 +451,9 @@ iso_status iso_loader_start(iso_loader *loader, int64_t epoch, int64_t first);
 // until iso_loader_start.
 iso_status iso_loader_next(iso_loader *loader, iso_batch *out);
 
-// Everything that determines the samples to come, as int64_t numbers for checkpoints. It is the
-// same on all ranks, except with SHARE or shards. Save it as ISO_STATE_OWN in these cases.
+// Everything that determines the samples to come (except functions of yours, normalisation and
+// crop), as int64_t numbers for checkpoints. It is the same on all ranks, except with SHARE or
+// shards. Save it as ISO_STATE_OWN in these cases.
 typedef struct iso_loader_state {
     int64_t count, batch, ranks, seed, shuffle, end, shift, flip; // flip in units of 2^-24
     int64_t epoch, next; // the next batch of iso_loader_next; prefetched batches do not count

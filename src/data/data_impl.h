@@ -47,6 +47,8 @@ typedef struct iso__shards {
 // A sample of a batch: its number in the data set, and its place in the batch.
 typedef struct iso__pick {
     int64_t number, place;
+    double crop;     // that of the loader; 0: none
+    uint64_t random; // for the crop
 } iso__pick;
 
 // Reads samples that are in a file, many at a time. `user` is that of the data set.
@@ -55,6 +57,7 @@ typedef struct iso__reader_ops {
     // the order of their numbers. Checks labels. Threads may call it at the same time.
     iso_status (*read)(void *user, const iso__pick *picks, int64_t n, void *const *arrays);
     void (*close)(void *user); // with the last reference
+    bool crops;                // knows what to do with `crop` of a pick
 } iso__reader_ops;
 
 struct iso_dataset {
@@ -100,10 +103,12 @@ bool iso__dataset_has_images(const iso_dataset *dataset);
 // writes samples. Checks the labels that a callback writes.
 iso_status iso__dataset_read(const iso_dataset *dataset, int64_t i, void *const *room,
                              const void **at);
+struct iso__transform;
 // Reads n samples of a data set that has a reader, into arrays[t] in the order of `indices`. picks
-// has room for n.
-iso_status iso__dataset_read_batch(const iso_dataset *dataset, const int64_t *indices, int64_t n,
-                                   iso__pick *picks, void *const *arrays);
+// has room for n. The transform draws the crops.
+iso_status iso__dataset_read_batch(const iso_dataset *dataset,
+                                   const struct iso__transform *transform, const int64_t *indices,
+                                   int64_t n, iso__pick *picks, void *const *arrays);
 // Tensor t of sample i of a data set in memory.
 const void *iso__dataset_place(const iso_dataset *dataset, int t, int64_t i);
 // Brings sample i into the cache if it is in arrays.
@@ -143,6 +148,7 @@ typedef struct iso__transform {
     double *mean, *std;  // [channels], of other inputs; owned as one array
     int64_t shift;       // pixels, at most
     uint32_t flip;       // probability in units of 2^-24
+    double crop;         // as in the config; what reads the samples cuts them
     uint64_t seed;       // of what is drawn
     uint32_t shard;      // the rank if each rank has its own shard, whose sample i is a different
                          // one; else 0
@@ -159,7 +165,9 @@ void iso__transform_sample(const iso__transform *self, int64_t index, const void
                            void *out);
 // Returns iso_sample.random of a sample, which is independent of the draws above.
 uint64_t iso__transform_random(const iso__transform *self, int64_t index);
-// Returns iso_collate_batch.random of a batch with this first sample, independent of both.
+// Returns the seed of a sample's crop, independent of the above.
+uint64_t iso__transform_random_crop(const iso__transform *self, int64_t index);
+// Returns iso_collate_batch.random of a batch with this first sample, independent of all of them.
 uint64_t iso__transform_random_batch(const iso__transform *self, int64_t index);
 
 #endif

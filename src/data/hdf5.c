@@ -145,7 +145,7 @@ static iso_status sum_contents(const samples *self, int64_t count, uint64_t *out
         size_t bytes = self->file->sets[t].bytes;
         void *room;
         ISO_TRY(iso__alloc(2 * bytes, &room));
-        const iso__pick ends[] = {{0, 0}, {count - 1, 1}};
+        const iso__pick ends[] = {{.number = 0}, {.number = count - 1, .place = 1}};
         iso__hdf5_run runs[2];
         iso_status status = read_tensor(self, t, ends, 2, room, runs);
         if (status >= 0) sum = iso__checksum(sum, room, 2 * bytes);

@@ -4,11 +4,12 @@
 #include "data/folder_list.h"
 #include "data/picture.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = 4096, USUAL_SIZE = 224, MOST_SIZE = 8192, CHANNELS = 3 };
+enum { PATH_ROOM = 4096, USUAL_SIZE = 224, MOST_SIZE = 8192, CHANNELS = 3, MOST_SIDE = 65536 };
 
 // What reads the samples of a data set.
 typedef struct samples {
@@ -22,13 +23,17 @@ typedef struct samples {
 
 static int64_t elements_of(const samples *self) { return CHANNELS * self->size * self->size; }
 
-static iso_status fit_picture(const samples *self, const iso__picture *picture, void *to) {
+static iso_status fit_picture(const samples *self, const iso__picture *picture,
+                              const iso__pick *pick, void *to) {
     iso__span x, y;
     uint8_t *bytes = to;
     int64_t n = elements_of(self);
     // The bytes come into the last part of the place, where no number overtakes them.
     if (self->real) bytes += (size_t)n * (sizeof(float) - 1);
-    iso__picture_centre(picture, self->shorter, self->size, &x, &y);
+    if (pick->crop > 0)
+        iso__picture_draw(picture, pick->crop, pick->random, self->size, &x, &y);
+    else
+        iso__picture_centre(picture, self->shorter, self->size, &x, &y);
     ISO_TRY(iso__picture_crop(picture, &x, &y, self->size, bytes));
     for (int64_t i = 0; self->real && i < n; i++) {
         float number = (float)bytes[i] / 255;
@@ -37,15 +42,23 @@ static iso_status fit_picture(const samples *self, const iso__picture *picture, 
     return ISO_OK;
 }
 
+// The shorter side of a picture of which enough pixels are left, also if only the smallest part of
+// it is taken, at the widest ratio.
+static int64_t least_side(const samples *self, double crop) {
+    if (crop == 0) return self->shorter;
+    double part = sqrt(crop * 3 / 4);
+    return part * MOST_SIDE > (double)self->size ? (int64_t)((double)self->size / part) : MOST_SIDE;
+}
+
 static iso_status read_picture(const samples *self, const iso__pick *pick, void *const *arrays) {
     char path[2 * PATH_ROOM];
     iso__picture picture;
     size_t bytes = (size_t)elements_of(self) * (self->real ? sizeof(float) : 1);
     snprintf(path, sizeof(path), "%s/%s", self->folder,
              iso__texts_at(&self->list.paths, pick->number));
-    ISO_TRY(iso__picture_read(path, self->shorter, &picture));
+    ISO_TRY(iso__picture_read(path, least_side(self, pick->crop), &picture));
     iso_status status =
-        fit_picture(self, &picture, (char *)arrays[0] + (size_t)pick->place * bytes);
+        fit_picture(self, &picture, pick, (char *)arrays[0] + (size_t)pick->place * bytes);
     iso__picture_free(&picture);
     ISO_TRY(status);
     ((int32_t *)arrays[1])[pick->place] = ((const int32_t *)self->list.labels)[pick->number];
@@ -67,7 +80,8 @@ static void close_samples(void *user) {
     iso__free(self);
 }
 
-static const iso__reader_ops reader_ops = {.read = read_picks, .close = close_samples};
+static const iso__reader_ops reader_ops = {
+    .read = read_picks, .close = close_samples, .crops = true};
 
 const char *iso_dataset_class_name(const iso_dataset *dataset, int label) {
     if (dataset->reader != &reader_ops) return NULL;

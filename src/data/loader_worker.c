@@ -79,7 +79,8 @@ static iso_status read_samples(iso__worker *self, int64_t n, const int64_t *indi
     if (!loader->dataset->reader || n == 0) return ISO_OK;
     for (int t = 0; t < loader->tensors; t++)
         self->room[t] = t == 0 && self->first ? self->first : self->batch[t];
-    return iso__dataset_read_batch(loader->dataset, indices, n, self->picks, self->room);
+    return iso__dataset_read_batch(loader->dataset, &loader->transform, indices, n, self->picks,
+                                   self->room);
 }
 
 // Samples in random order are all cache misses, which cost more than the work on them.

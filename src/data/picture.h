@@ -41,15 +41,22 @@ iso_status iso__picture_check(const iso__picture_file *file, int64_t width, int6
 
 // ---- To one size: picture_crop.c ----
 
-// Which part of one side of a picture becomes a side of the result.
+// Which part of one side of a picture becomes a side of the result: of the pixels [first, first +
+// length) alone.
 typedef struct iso__span {
-    double begin, step; // pixel i of the result covers [begin + i * step, begin + (i + 1) * step)
-    int64_t length;     // of the side: no pixel lies outside [0, length)
+    // Pixel i of the result covers [begin + i * step, begin + (i + 1) * step), counted from
+    // `first`.
+    double begin, step;
+    int64_t first, length;
 } iso__span;
 // The spans of an enlarged or reduced picture, whose shorter side has `shorter` pixels, and of the
 // square of `size` pixels in its middle (torchvision: Resize and CenterCrop).
 void iso__picture_centre(const iso__picture *picture, int64_t shorter, int64_t size, iso__span *x,
                          iso__span *y);
+// The spans of a part that is drawn at random (torchvision: RandomResizedCrop): of at least `least`
+// of the area, and sides of a ratio of 3/4 to 4/3. `random` decides.
+void iso__picture_draw(const iso__picture *picture, double least, uint64_t random, int64_t size,
+                       iso__span *x, iso__span *y);
 // Writes [3][size][size] bytes. Each pixel is an average weighted by a triangle, as wide as two
 // pixels of the result, or of the picture where it is enlarged: as Pillow's resize with BILINEAR,
 // bit for bit where that begins with the rows. Integers alone add up, so the bits are the same on

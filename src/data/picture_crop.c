@@ -4,6 +4,7 @@
 #include "data/picture.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 enum { CHANNELS = 3, FRACTION = 22 }; // bits behind the point of a weight
 
@@ -31,7 +32,7 @@ static void weigh_pixel(const iso__span *span, double reach, int64_t i, taps *to
         double part = triangle_at(((double)p - centre + 0.5) * scale) * (1 / sum);
         to->weight[i * to->most + p - first] = (int32_t)(part * (1 << FRACTION) + 0.5);
     }
-    to->first[i] = first;
+    to->first[i] = span->first + first;
     to->count[i] = end - first;
 }
 
@@ -114,7 +115,7 @@ static int64_t halve_rounded(int64_t n) { return n / 2 + (n % 2 == 1 && n / 2 % 
 
 static iso__span find_middle(int64_t length, int64_t resized, int64_t size) {
     double step = (double)length / (double)resized;
-    return (iso__span){(double)halve_rounded(resized - size) * step, step, length};
+    return (iso__span){(double)halve_rounded(resized - size) * step, step, 0, length};
 }
 
 void iso__picture_centre(const iso__picture *picture, int64_t shorter, int64_t size, iso__span *x,
@@ -122,4 +123,53 @@ void iso__picture_centre(const iso__picture *picture, int64_t shorter, int64_t s
     int64_t w = picture->width, h = picture->height;
     *x = find_middle(w, w <= h ? shorter : shorter * w / h, size);
     *y = find_middle(h, h <= w ? shorter : shorter * h / w, size);
+}
+
+// ---- At random ----------------------------------------------------------------------------------
+
+enum { ATTEMPTS = 10 };
+
+typedef struct part {
+    int64_t left, top, width, height;
+} part;
+
+static double draw_between(uint32_t word, double low, double high) {
+    return low + (high - low) * ((double)word * 0x1p-32);
+}
+
+// From 0 to most.
+static int64_t draw_place(uint32_t word, int64_t most) {
+    return (int64_t)((uint64_t)word * (uint64_t)(most + 1) >> 32);
+}
+
+// False: it does not fit into the picture.
+static bool draw_part(const iso__picture *picture, double least, iso__philox_key key,
+                      uint32_t attempt, part *out) {
+    uint32_t counter[4] = {attempt, 0, 0, 0}, word[4];
+    iso__philox(key, counter, word);
+    double all = (double)(picture->width * picture->height);
+    double area = all * draw_between(word[0], least, 1);
+    double ratio = exp(draw_between(word[1], log(3. / 4), log(4. / 3)));
+    int64_t width = llround(sqrt(area * ratio)), height = llround(sqrt(area / ratio));
+    if (width < 1 || width > picture->width || height < 1 || height > picture->height) return false;
+    *out = (part){draw_place(word[2], picture->width - width),
+                  draw_place(word[3], picture->height - height), width, height};
+    return true;
+}
+
+// The largest part in the middle whose ratio is allowed.
+static part take_middle(const iso__picture *picture) {
+    int64_t w = picture->width, h = picture->height;
+    int64_t width = 3 * w > 4 * h ? iso__larger(4 * h / 3, 1) : w;
+    int64_t height = 3 * h > 4 * w ? iso__larger(4 * w / 3, 1) : h;
+    return (part){(w - width) / 2, (h - height) / 2, width, height};
+}
+
+void iso__picture_draw(const iso__picture *picture, double least, uint64_t random, int64_t size,
+                       iso__span *x, iso__span *y) {
+    iso__philox_key key = iso__philox_key_make(random, ISO_RNG_AUGMENT, 0);
+    part found = take_middle(picture);
+    for (uint32_t i = 0; i < ATTEMPTS && !draw_part(picture, least, key, i, &found);) i++;
+    *x = (iso__span){0, (double)found.width / (double)size, found.left, found.width};
+    *y = (iso__span){0, (double)found.height / (double)size, found.top, found.height};
 }

@@ -29,6 +29,11 @@ static iso_status check_config(const iso_dataset *dataset, const iso_loader_conf
               "a loader gives images of f32 or f64, not %s", iso_dtype_name(config->dtype));
     ISO_CHECK(config->flip >= 0 && config->flip <= 1, ISO_ERR_ARG,
               "images cannot be mirrored with probability %g: give 0 to 1", config->flip);
+    ISO_CHECK(config->crop >= 0 && config->crop <= 1, ISO_ERR_ARG,
+              "pictures cannot be cut to parts of at least %g of their area: give 0 to 1",
+              config->crop);
+    ISO_CHECK(config->crop == 0 || (dataset->reader && dataset->reader->crops), ISO_ERR_ARG,
+              "only pictures in class folders can be cut at random: give no crop");
     ISO_CHECK((config->shift == 0 && config->flip == 0) || iso__dataset_has_images(dataset),
               ISO_ERR_ARG,
               "only images of bytes can be moved and mirrored, and the first input is no such "
@@ -78,6 +83,7 @@ iso_status iso__transform_init(iso__transform *self, const iso_dataset *dataset,
                              .dtype = images ? config->dtype : info->tensors[0].dtype,
                              .shift = config->shift,
                              .flip = (uint32_t)lround(config->flip * 0x1p24),
+                             .crop = config->crop,
                              .seed = seed,
                              .shard = (uint32_t)dataset->shards.rank};
     if (!self->on) return ISO_OK;
@@ -235,6 +241,10 @@ static uint64_t draw_seed(const iso__transform *self, int64_t index, uint32_t pu
 
 uint64_t iso__transform_random(const iso__transform *self, int64_t index) {
     return draw_seed(self, index, 1);
+}
+
+uint64_t iso__transform_random_crop(const iso__transform *self, int64_t index) {
+    return draw_seed(self, index, 3);
 }
 
 uint64_t iso__transform_random_batch(const iso__transform *self, int64_t index) {

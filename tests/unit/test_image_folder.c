@@ -270,6 +270,55 @@ Test(image_folder, batches_are_those_of_arrays) {
     iso_dataset_destroy(&arrays);
 }
 
+static iso_loader *load_crops(iso_dataset *set, int rank, int ranks, int threads) {
+    const iso_sampler_config order = {
+        .batch = OF_BATCH / ranks, .rank = rank, .ranks = ranks, .seed = 3, .shuffle = true};
+    const iso_loader_config config = {.crop = 0.2, .threads = threads, .prefetch = threads - 1};
+    return samples_load(set, order, config);
+}
+
+static void take_images(iso_loader *loader, int64_t epoch, float *out) {
+    iso_batch batch;
+    cr_assert_eq(iso_loader_start(loader, epoch, 0), ISO_OK);
+    cr_assert_eq(iso_loader_next(loader, &batch), ISO_OK, "%s", iso_last_error()->message);
+    cr_assert_eq(tensor_get(batch.images, out), ISO_OK);
+}
+
+// The sample, the epoch and the seed decide, not the rank or the thread.
+Test(image_folder, random_parts_are_the_same_on_any_number_of_ranks) {
+    static float all[OF_BATCH * ELEMENTS], half[OF_BATCH * ELEMENTS], other[OF_BATCH * ELEMENTS];
+    put_pictures();
+    iso_dataset *set = open_folder("set", ISO_IMAGES_ALL);
+    iso_loader *one = load_crops(set, 0, 1, 1);
+    take_images(one, 2, all);
+    take_images(one, 3, other);
+    cr_assert_neq(memcmp(all, other, sizeof(all)), 0);
+    for (int rank = 0; rank < 2; rank++) {
+        iso_loader *two = load_crops(set, rank, 2, 3);
+        take_images(two, 2, half);
+        cr_assert_eq(memcmp(half, all + rank * OF_BATCH / 2 * ELEMENTS, sizeof(all) / 2), 0);
+        iso_loader_destroy(&two);
+    }
+    iso_loader_destroy(&one);
+    iso_dataset_destroy(&set);
+}
+
+Test(image_folder, only_pictures_are_cut_at_random) {
+    iso_device *device;
+    iso_loader *loader;
+    iso_dataset *set;
+    const iso_sampler_config order = {.batch = 1, .ranks = 1};
+    cr_assert_eq(iso_device_create("cpu", &device), ISO_OK);
+    for (int bad = 0; bad < 2; bad++) {
+        const iso_loader_config config = {.crop = bad ? 1.5 : 0.5};
+        cr_assert_eq(iso_dataset_create_digits(true, 2, &set), ISO_OK);
+        cr_assert_eq(iso_loader_create_take(device, set, &order, &config, &loader), ISO_ERR_ARG);
+        cr_assert(strstr(iso_last_error()->message,
+                         bad ? "at least 1.5 of their area" : "only pictures in class folders"));
+    }
+    iso_device_destroy(&device);
+}
+
 Test(image_folder, real_images_are_bytes_over_255) {
     put_pictures();
     const iso_images_config config = {.size = SIDE, .real = true};

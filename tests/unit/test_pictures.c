@@ -259,3 +259,57 @@ Test(picture_crop, keeps_a_colour) {
         for (int i = 0; i < 11 * 11 * 3; i++) cr_assert_eq(out[i], 255);
     }
 }
+
+// ---- Random parts -------------------------------------------------------------------------------
+
+// Pillow 13.0.0: Image.crop, then resize as above; a hash of the planes of 12 results.
+Test(picture_crop, of_a_part_is_pillow_s) {
+    static const int64_t parts[6][4] = {{0, 0, 40, 30}, {3, 5, 20, 20}, {11, 0, 7, 9},
+                                        {39, 29, 1, 1}, {0, 12, 30, 2}, {5, 1, 3, 29}};
+    static uint8_t pixels[40 * 30 * 3], out[16 * 16 * 3];
+    uint64_t hash = ISO_HASH_START;
+    for (int64_t i = 0; i < 40 * 30 * 3; i++) {
+        int64_t c = i % 3, x = i / 3 % 40, y = i / 3 / 40;
+        pixels[i] = (uint8_t)(x * 37 + y * 91 + c * 53 + x * y * 11);
+    }
+    const iso__picture picture = {40, 30, pixels};
+    for (int i = 0; i < 12; i++) {
+        const int64_t *p = parts[i / 2], size = i % 2 ? 16 : 5;
+        const iso__span x = {0, (double)p[2] / (double)size, p[0], p[2]};
+        const iso__span y = {0, (double)p[3] / (double)size, p[1], p[3]};
+        cr_assert_eq(iso__picture_crop(&picture, &x, &y, size, out), ISO_OK);
+        hash = iso__hash(hash, out, (size_t)(3 * size * size));
+    }
+    cr_assert_eq(hash, UINT64_C(0xeb4a2857ce84680d), "%llx", (unsigned long long)hash);
+}
+
+// RandomResizedCrop's (0.08, 1) and (3/4, 4/3); sides are whole pixels.
+Test(picture_crop, random_parts_have_the_areas_and_ratios_of_torchvision) {
+    const iso__picture picture = {400, 300, NULL};
+    double mean_area = 0, left = 0, room = 0;
+    enum { DRAWS = 2000 };
+    for (uint64_t random = 0; random < DRAWS; random++) {
+        iso__span x, y;
+        iso__picture_draw(&picture, 0.08, random, 10, &x, &y);
+        double area = (double)(x.length * y.length) / (400 * 300);
+        double ratio = (double)x.length / (double)y.length;
+        cr_assert(x.first >= 0 && x.first + x.length <= 400);
+        cr_assert(y.first >= 0 && y.first + y.length <= 300);
+        cr_assert(area > 0.077 && ratio > 0.73 && ratio < 1.37, "%g %g", area, ratio);
+        cr_assert(x.begin == 0 && x.step == (double)x.length / 10);
+        mean_area += area / DRAWS;
+        left += (double)x.first / DRAWS;
+        room += (double)(400 - x.length) / DRAWS;
+    }
+    cr_assert(mean_area > 0.4 && mean_area < 0.54, "%g",
+              mean_area); // less than 0.54: some do not fit
+    cr_assert_float_eq(left / room, 0.5, 0.04, "%g", left / room);
+}
+
+// No part of an allowed ratio has enough of it.
+Test(picture_crop, of_a_narrow_picture_the_middle_is_taken) {
+    const iso__picture picture = {900, 30, NULL};
+    iso__span x, y;
+    iso__picture_draw(&picture, 0.5, 1, 10, &x, &y);
+    cr_assert(x.length == 40 && x.first == 430 && y.length == 30 && y.first == 0);
+}
