@@ -26,11 +26,11 @@ typedef struct gradient_values {
 #define POWERSGD  .of = "wire", .among = "powersgd|powersgd+bf16"
 static const iso_setting gradient_setting[] = {
     {"wire", ISO_SETTING_CHOICE, AT(wire),
-     .choices = "f32|bf16|f16|bf16-feedback|int8|dithering|onebit|topk|randomk|powersgd|"
+     .choices = "f32|bf16|f16|bf16-feedback|int8|fp8|dithering|onebit|topk|randomk|powersgd|"
                 "powersgd+bf16|adasum|noop",
      .initial = "f32",
-     .meaning = "how gradients travel; parameters travel as f32, bf16, f16, int8, int4 or topk; "
-                "noop: nothing travels"},
+     .meaning = "how gradients travel; parameters travel as f32, bf16, f16, int8, fp8, int4 or "
+                "topk; noop: nothing travels"},
     {"topk-ratio", ISO_SETTING_NUMBER, AT(topk_ratio), .low = 1e-9, .high = 1, .initial = "0.01",
      .of = "wire", .among = "topk",
      .meaning = "fraction of the gradients, or of the differences of parameters (at most 0.25), "

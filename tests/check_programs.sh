@@ -102,9 +102,9 @@ refused 2 "math of a GPU on the CPU" '--math bf16 needs a GPU, but --device is c
 refused 2 "math that rounds f64" '--math tf32 rounds f32: remove' --dtype f64 --math tf32 --device cuda --data nowhere
 refused 2 "rounding of f64" '--wire bf16 needs f32: remove' --dtype f64 --wire bf16 --data nowhere
 # Whatever the data are, and so before they are looked for.
-refused 2 "gradients' ways for parameters" '--wire noop is not supported: give f32.bf16.f16.int8.int4.topk, or --sync blocking.lazy.explicit' \
+refused 2 "gradients' ways for parameters" '--wire noop is not supported: give f32.bf16.f16.int8.fp8.int4.topk, or --sync blocking.lazy.explicit' \
     --sync daso --wire noop --data nowhere
-refused 0 "gradients' ways with a memory for parameters" '--wire bf16-feedback is not supported: give f32.bf16.f16.int8.int4.topk, or --sync blocking' \
+refused 0 "gradients' ways with a memory for parameters" '--wire bf16-feedback is not supported: give f32.bf16.f16.int8.fp8.int4.topk, or --sync blocking' \
     --sync daso --wire bf16-feedback --data nowhere
 refused 0 "a policy beyond its limit" '--period 100 is above --max-period 64, the limit of --policy adaptive' \
     --sync daso --policy adaptive --period 100 --data nowhere

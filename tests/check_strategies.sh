@@ -53,7 +53,7 @@ learns --sync blocking
 same "$lazy" "blocking gives lazy's bits"
 learns --sync explicit
 same "$lazy" "explicit gives lazy's bits"
-for wire in bf16 f16 bf16-feedback int8 dithering onebit adasum "topk --topk-ratio 0.05" \
+for wire in bf16 f16 bf16-feedback int8 fp8 dithering onebit adasum "topk --topk-ratio 0.05" \
     "powersgd --powersgd-rank 2 --powersgd-start 30" \
     "powersgd+bf16 --powersgd-rank 2 --powersgd-start 30"; do
     # shellcheck disable=SC2086 # several options

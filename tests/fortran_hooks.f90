@@ -156,6 +156,9 @@ contains
         plain = 4 * (matrix + hidden) + 8 * hidden
         bytes = bytes_with(hook, m, .true.)
         call expect(bytes < plain / 2, 'int8 sends less')
+        hook = iso_hook_fp8()
+        bytes = bytes_with(hook, m, .true.)
+        call expect(bytes < plain / 2, 'fp8 sends less')
         hook = iso_hook_topk()
         bytes = bytes_with(hook, m, .false.)
         some%ratio = 0.2d0

@@ -65,6 +65,9 @@ static const source sources[] = {
     {"wire", "int8", "8-bit integers with a scale for each 256 elements, and error feedback.",
      "Gradients: Seide et al., Interspeech 2014; parameters: DoubleSqueeze, Tang et al., ICML "
      "2019"},
+    {"wire", "fp8", "8-bit floats (E4M3) with a scale for each 128 elements, and error feedback.",
+     "E4M3: OCP 8-bit Floating Point Specification 1.0, 2023; error feedback: Seide et al., "
+     "Interspeech 2014"},
     {"wire", "dithering",
      "4 bits for each gradient, rounded at random to one of the two nearest values.",
      "QSGD: Alistarh et al., NeurIPS 2017"},

@@ -151,7 +151,10 @@ typedef enum iso_wire {
     ISO_WIRE_INT4,
     // Of each 256 differences, the 256 * topk_ratio largest, as bf16 with their indices. The mean
     // comes back in the same form (QSparse-local-SGD: Basu et al., NeurIPS 2019)
-    ISO_WIRE_TOPK
+    ISO_WIRE_TOPK,
+    // Floats of one sign bit, four exponent bits and three bits of a fraction (E4M3: OCP 8-bit
+    // Floating Point Specification 1.0, 2023) with an f32 scale for each 128 elements
+    ISO_WIRE_FP8
 } iso_wire;
 
 typedef enum iso_policy {

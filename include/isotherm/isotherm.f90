@@ -349,7 +349,7 @@ module isotherm
         iso_stop_check_now
     public :: iso_comm_hook_parse, iso_device_create, iso_device_destroy
     public :: iso_hook_int8, iso_hook_topk, iso_hook_powersgd, iso_hook_comm
-    public :: iso_hook_onebit, iso_hook_dithering, iso_hook_randomk
+    public :: iso_hook_fp8, iso_hook_onebit, iso_hook_dithering, iso_hook_randomk
     public :: iso_reducer_create, iso_reducer_destroy, iso_reducer_grad, iso_reducer_set_apply, &
         iso_reducer_set_update, iso_reducer_add_apply, iso_reducer_set_apply_piece, &
         iso_reducer_remove_apply, &
@@ -825,6 +825,10 @@ contains
     ! attribute, and pass the c_loc of the variable as iso_reducer_config%hook.
     type(iso_comm_hook) function iso_hook_int8() result(hook)
         hook = shipped_hook('int8')
+    end function
+
+    type(iso_comm_hook) function iso_hook_fp8() result(hook)
+        hook = shipped_hook('fp8')
     end function
 
     type(iso_comm_hook) function iso_hook_onebit() result(hook)

@@ -136,7 +136,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(check_choice("merge", (int)c->merge, ISO_MERGE_HEAT));
     ISO_CHECK(iso__wire_codec(c->wire, 0), ISO_ERR_ARG,
               "daso: wire is %d, it must be ISO_WIRE_F32, ISO_WIRE_BF16, ISO_WIRE_F16, "
-              "ISO_WIRE_INT8, ISO_WIRE_INT4 or ISO_WIRE_TOPK",
+              "ISO_WIRE_INT8, ISO_WIRE_FP8, ISO_WIRE_INT4 or ISO_WIRE_TOPK",
               (int)c->wire);
     ISO_CHECK(iso__wire_codec(c->wire, c->topk_ratio), ISO_ERR_ARG,
               "daso: topk_ratio is %g, it must be from 0 to 1/4", c->topk_ratio);

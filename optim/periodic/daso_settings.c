@@ -19,11 +19,12 @@
     _Static_assert(sizeof(table) / sizeof((table)[0]) == (count), "what the header says")
 
 #define DTYPES "f32|bf16|f16"
-#define WIRES  DTYPES "|int8|int4|topk"
-static const iso_wire wires[] = {ISO_WIRE_F32,  ISO_WIRE_BF16, ISO_WIRE_F16,
-                                 ISO_WIRE_INT8, ISO_WIRE_INT4, ISO_WIRE_TOPK};
+#define WIRES  DTYPES "|int8|fp8|int4|topk"
+static const iso_wire wires[] = {ISO_WIRE_F32, ISO_WIRE_BF16, ISO_WIRE_F16, ISO_WIRE_INT8,
+                                 ISO_WIRE_FP8, ISO_WIRE_INT4, ISO_WIRE_TOPK};
 static const iso__codec *const codecs[] = {&iso__codec_f32,  &iso__codec_bf16, &iso__codec_f16,
-                                           &iso__codec_int8, &iso__codec_int4, &iso__codec_topk};
+                                           &iso__codec_int8, &iso__codec_fp8,  &iso__codec_int4,
+                                           &iso__codec_topk};
 enum { WIRE_COUNT = sizeof(wires) / sizeof(wires[0]) };
 COUNTS(codecs, WIRE_COUNT);
 
@@ -77,9 +78,8 @@ typedef struct daso_values {
 #define WIRE                                                                                       \
     "wire", INDEX, offsetof(daso_values, wire),                                                    \
         .choices = WIRES,                                                                          \
-        .meaning =                                                                                 \
-            "how parameters travel; int8 has a scale for each 256 elements, int4 for each 128; "   \
-            "topk sends the largest of each 256, --topk-ratio of them"
+        .meaning = "how parameters travel; int8 has a scale for each 256 elements, fp8 and int4 "  \
+                   "for each 128; topk sends the largest of each 256, --topk-ratio of them"
 
 #define TOPK_RATIO                                                                                 \
     {                                                                                              \

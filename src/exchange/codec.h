@@ -10,6 +10,12 @@
 // bytes instead of 1024. scale = largest magnitude / 127, rounded to nearest. A group that contains
 // a NaN or an infinity is encoded as NaN, as is one of which 127 * scale is infinite.
 //
+// fp8 has 8-bit floats of one sign bit, four exponent bits and three bits of a fraction (E4M3 of
+// the OCP 8-bit Floating Point Specification 1.0, 2023) times a scale in f32 for each group of 128
+// elements: 132 bytes instead of 512. scale = largest magnitude / 448, rounded to nearest. x /
+// scale rounds to nearest, ties to even; beyond 448 it becomes 448. A group that contains a NaN or
+// an infinity is encoded as NaN.
+//
 // int4 has 4-bit floats of one sign bit and three exponent bits (E3M0), as in Streaming DiLoCo
 // (Douillard et al., 2025): 0 and plus or minus 2^-6 to 1, times a scale in f32 for each group of
 // 128 elements: 68 bytes instead of 512. scale = largest magnitude. x / scale rounds to nearest,
@@ -79,8 +85,8 @@ typedef struct iso__codec {
 } iso__codec;
 
 extern const iso__codec iso__codec_f32, iso__codec_bf16, iso__codec_f16, iso__codec_int8,
-    iso__codec_int4, iso__codec_onebit, iso__codec_topk4, iso__codec_topk, iso__codec_topk16,
-    iso__codec_topk32, iso__codec_topk64;
+    iso__codec_fp8, iso__codec_int4, iso__codec_onebit, iso__codec_topk4, iso__codec_topk,
+    iso__codec_topk16, iso__codec_topk32, iso__codec_topk64;
 
 // f64 elements of a mean over nodes travel as they are. Return whether everything written is
 // finite.

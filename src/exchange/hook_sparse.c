@@ -74,10 +74,16 @@ static iso_status run_bits(const iso_comm_hook_bucket *b, int phase, double fact
     return ISO_OK;
 }
 
-static const iso__codec *eight_bits = &iso__codec_int8, *one_bit = &iso__codec_onebit;
+static const iso__codec *eight_bits = &iso__codec_int8, *eight_bit_floats = &iso__codec_fp8,
+                        *one_bit = &iso__codec_onebit;
 
 const iso_comm_hook iso_hook_int8 = {
     .name = "int8", .wire = ISO_F32, .declare = declare_bits, .run = run_bits, .user = &eight_bits};
+const iso_comm_hook iso_hook_fp8 = {.name = "fp8",
+                                    .wire = ISO_F32,
+                                    .declare = declare_bits,
+                                    .run = run_bits,
+                                    .user = &eight_bit_floats};
 const iso_comm_hook iso_hook_onebit = {
     .name = "onebit", .wire = ISO_F32, .declare = declare_bits, .run = run_bits, .user = &one_bit};
 

@@ -81,10 +81,10 @@ const iso_comm_hook iso_hook_noop = {.name = "noop", .wire = ISO_F32, .silent = 
 
 iso_status iso_comm_hook_parse(const char *name, const iso_comm_hook **out) {
     const iso_comm_hook *const shipped[] = {
-        &iso_hook_adasum,        &iso_hook_plain,    &iso_hook_f16,       &iso_hook_bf16,
-        &iso_hook_bf16_feedback, &iso_hook_int8,     &iso_hook_dithering, &iso_hook_onebit,
-        &iso__hook_topk,         &iso__hook_randomk, &iso__hook_powersgd, &iso__hook_powersgd_bf16,
-        &iso_hook_noop};
+        &iso_hook_adasum,         &iso_hook_plain, &iso_hook_f16,      &iso_hook_bf16,
+        &iso_hook_bf16_feedback,  &iso_hook_int8,  &iso_hook_fp8,      &iso_hook_dithering,
+        &iso_hook_onebit,         &iso__hook_topk, &iso__hook_randomk, &iso__hook_powersgd,
+        &iso__hook_powersgd_bf16, &iso_hook_noop};
     if (strcmp(name, "f32") == 0) name = iso_hook_plain.name;
     for (size_t i = 0; i < sizeof(shipped) / sizeof(shipped[0]); i++)
         if (strcmp(name, shipped[i]->name) == 0) {
@@ -93,7 +93,7 @@ iso_status iso_comm_hook_parse(const char *name, const iso_comm_hook **out) {
         }
     return ISO_FAIL(ISO_ERR_ARG,
                     "unknown communication hook \"%s\": give plain (or f32), f16, bf16, "
-                    "bf16-feedback, int8, dithering, onebit, topk, randomk, powersgd, "
+                    "bf16-feedback, int8, fp8, dithering, onebit, topk, randomk, powersgd, "
                     "powersgd+bf16, adasum or noop",
                     name);
 }

@@ -11,6 +11,7 @@ libiso_core_la_SOURCES += \
     src/exchange/codec.h \
     src/exchange/codec_dtype.c \
     src/exchange/codec_f64.c \
+    src/exchange/codec_fp8.c \
     src/exchange/codec_groups.h \
     src/exchange/codec_int4.c \
     src/exchange/codec_int8.c \

@@ -2,6 +2,7 @@
 // Time of each device operation of the MNIST CNN, one thread: median milliseconds, JSON lines.
 // Usage: bench_ops [BATCH [REPEATS]]
 #include "device/device_impl.h"
+#include "exchange/codec.h"
 
 #include <isotherm/trace.h>
 #include <stdio.h>
@@ -128,6 +129,28 @@ static void time_updates(void) {
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) iso_tensor_destroy(&all[i]);
 }
 
+// What a rank does with a bucket of the hooks int8, fp8 and the like, and encoding without
+// feedback.
+static void time_codecs(void) {
+    static const iso__codec *const codecs[] = {&iso__codec_int8, &iso__codec_fp8, &iso__codec_int4,
+                                               &iso__codec_bf16};
+    enum { COUNT = 1199882 };
+    iso_tensor *x = MAKE(COUNT), *state = MAKE(COUNT), *sent = MAKE(COUNT);
+    char name[64];
+    for (size_t k = 0; k < sizeof(codecs) / sizeof(codecs[0]); k++) {
+        const iso__codec *c = codecs[k];
+        require(iso_tensor_fill(state, 0));
+#define RUN(what, call)                                                                            \
+    snprintf(name, sizeof(name), "%s %s, 1.2 M elements", c->name, what);                          \
+    TIME(name, call ? ISO_OK : ISO_ERR_STATE)
+        RUN("encode", c->encode(COUNT, x->data, 1, sent->data));
+        RUN("encode with feedback", c->encode_feedback(COUNT, x->data, 1, state->data, sent->data));
+        RUN("decode", c->decode_scaled(COUNT, sent->data, 0.5f, state->data));
+    }
+    iso_tensor *all[] = {x, state, sent};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) iso_tensor_destroy(&all[i]);
+}
+
 int main(int argc, char **argv) {
     int64_t batch = argc > 1 ? atoi(argv[1]) : 64;
     if (argc > 2) repeats = atoi(argv[2]);
@@ -142,6 +165,7 @@ int main(int argc, char **argv) {
     time_linear(batch, 512, 512);
     time_linear(batch, 512, 10);
     time_updates();
+    time_codecs();
     iso_device_destroy(&device);
     return 0;
 }

@@ -24,6 +24,30 @@ static void round_int8(size_t n, const float *v, float *out) {
     }
 }
 
+double codec_model_e4m3(int code) {
+    int exponent = code >> 3 & 15, fraction = code & 7;
+    double size = exponent == 0 ? ldexp(fraction, -9) : ldexp(8 + fraction, exponent - 10);
+    if (exponent == 15 && fraction == 7) return NAN;
+    return code & 128 ? -size : size;
+}
+
+// The nearest of the positive codes to |v| / scale, of two the even one, with scale = largest
+// magnitude / 448.
+static void round_fp8(size_t n, const float *v, float *out) {
+    volatile float scale = largest_of(n, v) / 448;
+    for (size_t i = 0; i < n; i++) {
+        volatile float q = scale > 0 ? fabsf(v[i]) / scale : 0;
+        int best = 0;
+        for (int code = 1; code < 127; code++) {
+            double off = fabs((double)q - codec_model_e4m3(code));
+            double least = fabs((double)q - codec_model_e4m3(best));
+            if (off < least || (off == least && code % 2 == 0)) best = code;
+        }
+        volatile float size = (float)codec_model_e4m3(best) * scale;
+        out[i] = v[i] < 0 ? -size : size;
+    }
+}
+
 // The nearest of 0, 2^-6, ..., 1 to |v| / largest magnitude; of two, the larger one.
 static void round_int4(size_t n, const float *v, float *out) {
     float scale = largest_of(n, v);
@@ -55,6 +79,8 @@ static void round_topk(size_t most, size_t n, const float *v, float *out) {
 void codec_model_round(const iso__codec *codec, size_t n, const float *v, float *out) {
     if (codec == &iso__codec_int8) {
         round_int8(n, v, out);
+    } else if (codec == &iso__codec_fp8) {
+        round_fp8(n, v, out);
     } else if (codec == &iso__codec_int4) {
         round_int4(n, v, out);
     } else if (strcmp(codec->name, "topk") == 0) {

@@ -8,6 +8,9 @@
 
 enum { MOST_GROUP = 256 };
 
+// The value of an E4M3 code: OCP 8-bit Floating Point Specification 1.0, 2023, section 5.
+double codec_model_e4m3(int code);
+
 // What a group of n values, at most the codec's, becomes. For an element type: value by value.
 void codec_model_round(const iso__codec *codec, size_t n, const float *v, float *out);
 

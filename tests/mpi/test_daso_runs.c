@@ -273,6 +273,10 @@ Test(np2_daso_runs, int8_rounding_is_made_up_for) {
 Test(np4_daso_runs, int8_rounding_is_made_up_for) {
     rounding_is_made_up_for(ISO_WIRE_INT8, 1 / 254.0);
 }
+// By a sixteenth of an offset.
+Test(np3_daso_runs, fp8_rounding_is_made_up_for) {
+    rounding_is_made_up_for(ISO_WIRE_FP8, 1 / 16.0);
+}
 // By a third of an offset, or all of one below 1/64 of the largest among 128.
 Test(np2_daso_runs, int4_rounding_is_made_up_for) {
     rounding_is_made_up_for(ISO_WIRE_INT4, 1 / 3.0);
@@ -308,6 +312,7 @@ static void trains_like_f32(iso_wire wire, double most) {
 Test(np4_daso_runs, bf16_trains_like_f32) { trains_like_f32(ISO_WIRE_BF16, 0.1 * 0x1p-8); }
 Test(np4_daso_runs, f16_trains_like_f32) { trains_like_f32(ISO_WIRE_F16, 0.1 * 0x1p-11); }
 Test(np4_daso_runs, int8_trains_like_f32) { trains_like_f32(ISO_WIRE_INT8, 0.2 / 254); }
+Test(np4_daso_runs, fp8_trains_like_f32) { trains_like_f32(ISO_WIRE_FP8, 0.1 / 16); }
 Test(np4_daso_runs, int4_trains_like_f32) { trains_like_f32(ISO_WIRE_INT4, 0.1 / 3); }
 
 // Everything is allocated by the time the first exchange was merged, but for the pool of requests,
@@ -411,7 +416,9 @@ static void counts_bytes(int ranks_per_node, iso_wire wire) {
     iso_assert_all(stats.syncs == 5 && !stats.pending && strcmp(stats.phase, "done") == 0);
     int64_t bytes[2] = {stats.bytes_between_nodes, stats.bytes_sent};
     iso_assert_ok(iso_comm_allreduce_i64(t.comm, bytes, 2, ISO_SUM));
-    int64_t halves = wire == ISO_WIRE_F32 ? 8 : wire == ISO_WIRE_INT8 ? 2 : 4;
+    int64_t halves = wire == ISO_WIRE_F32                            ? 8
+                     : wire == ISO_WIRE_INT8 || wire == ISO_WIRE_FP8 ? 2
+                                                                     : 4;
     if (wire == ISO_WIRE_INT4) halves = 1;
     int64_t most = 5 * 2 * (nodes - 1) * count * 4;
     // The last mean may travel in f32 where the others are rounded; shares are padded to 16
@@ -430,6 +437,7 @@ Test(np4_daso_runs, counts_bytes_of_one_node) { counts_bytes(4, ISO_WIRE_F32); }
 Test(np3_daso_runs, counts_bytes_of_unequal_nodes) { counts_bytes(2, ISO_WIRE_F32); }
 Test(np4_daso_runs, counts_bytes_of_bf16) { counts_bytes(1, ISO_WIRE_BF16); }
 Test(np3_daso_runs, counts_bytes_of_int8) { counts_bytes(1, ISO_WIRE_INT8); }
+Test(np3_daso_runs, counts_bytes_of_fp8) { counts_bytes(1, ISO_WIRE_FP8); }
 Test(np3_daso_runs, counts_bytes_of_int4) { counts_bytes(1, ISO_WIRE_INT4); }
 
 // |x - mean| / |mean| at the send that was merged last, of the rank where it is largest.

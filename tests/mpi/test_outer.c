@@ -166,6 +166,7 @@ Test(np2_outer, rounded_differences_are_close) {
     wire_is_close_to_f32(ISO_WIRE_INT8, &iso_outer_nesterov, 2e-3);
     wire_is_close_to_f32(ISO_WIRE_INT8, &iso_outer_slowmo, 2e-3);
     wire_is_close_to_f32(ISO_WIRE_INT8, &iso_outer_pull, 2e-3);
+    wire_is_close_to_f32(ISO_WIRE_FP8, &iso_outer_nesterov, 1e-2);
     wire_is_close_to_f32(ISO_WIRE_INT4, &iso_outer_nesterov, 5e-2);
 }
 

@@ -59,7 +59,7 @@ static const iso_powersgd_config batched_config = {
     .rank = 1, .start = 2, .least_saving = 1, .batched = true};
 
 // The hooks that are shipped, and those of every way.
-enum { SHIPPED = 9, HOOKS = SHIPPED + HOOK_WAYS };
+enum { SHIPPED = 10, HOOKS = SHIPPED + HOOK_WAYS };
 static iso_comm_hook hook_number(int i, hook_user *user) {
     iso_comm_hook shipped[SHIPPED] = {iso_hook_int8,
                                       iso_hook_topk(&topk_config),
@@ -69,7 +69,8 @@ static iso_comm_hook hook_number(int i, hook_user *user) {
                                       iso_hook_onebit,
                                       iso_hook_dithering,
                                       iso_hook_randomk(&randomk_config),
-                                      iso_hook_adasum};
+                                      iso_hook_adasum,
+                                      iso_hook_fp8};
     shipped[3].wire = ISO_BF16;
     return i < SHIPPED ? shipped[i] : hook_of_way(user, (hook_way)(i - SHIPPED));
 }

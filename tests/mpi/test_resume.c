@@ -134,9 +134,12 @@ Test(np4_resume, goes_on_with_the_same_bits) { goes_on(); }
 
 // What rounding has cut off on each rank, and will go along later, is part of the state.
 static void error_feedback_goes_on(void) {
+    const iso_comm_hook *const hook[] = {&iso_hook_bf16_feedback, &iso_hook_fp8};
     trainer_config config = config_of(ISO_ADAM, ISO_SYNC_LAZY);
-    config.hook = &iso_hook_bf16_feedback;
-    iso_assert_all(interrupted(&config, config) == hash_after(&config, 20));
+    for (int h = 0; h < 2; h++) {
+        config.hook = hook[h];
+        iso_assert_all(interrupted(&config, config) == hash_after(&config, 20));
+    }
 }
 
 Test(np2_resume, error_feedback_goes_on) { error_feedback_goes_on(); }

@@ -43,6 +43,7 @@ static daso_case variant(int i) {
     if (i == 7) c.daso.wire = ISO_WIRE_BF16;
     if (i == 9) c.daso.wire = ISO_WIRE_INT4;
     if (i == 10) c.daso.wire = ISO_WIRE_TOPK;
+    if (i == 11) c.daso.wire = ISO_WIRE_FP8;
     return c;
 }
 
@@ -208,6 +209,7 @@ Test(np3_resume_daso, goes_on_with_int8) { goes_on(5); }
 Test(np4_resume_daso, goes_on_with_int8) { goes_on(5); }
 Test(np2_resume_daso, goes_on_with_int4) { goes_on(9); }
 Test(np3_resume_daso, goes_on_with_int4) { goes_on(9); }
+Test(np3_resume_daso, goes_on_with_fp8) { goes_on(11); }
 Test(np3_resume_daso, goes_on_with_topk) { goes_on(10); }
 Test(np3_resume_daso, goes_on_with_f16_that_carries_state) { goes_on(1); }
 Test(np4_resume_daso, goes_on_with_local_skips) { goes_on(2); }

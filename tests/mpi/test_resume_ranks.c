@@ -247,6 +247,7 @@ Test(np3_resume_ranks, what_wires_left_out_is_dropped) {
     const iso_comm_hook powersgd = iso_hook_powersgd(&config);
     error_is_dropped(&iso_hook_bf16_feedback, 0);
     error_is_dropped(&iso_hook_int8, 0);
+    error_is_dropped(&iso_hook_fp8, 0);
     error_is_dropped(&powersgd, 4);
 }
 

@@ -103,6 +103,7 @@ Test(daso_settings, topk_ratio_chooses_the_codec) {
         cr_assert_eq(iso__wire_codec(ISO_WIRE_TOPK, known[i].ratio), known[i].codec, "%g",
                      known[i].ratio);
     cr_assert_eq(iso__wire_codec(ISO_WIRE_INT8, 7), &iso__codec_int8, "of topk only");
+    cr_assert_eq(iso__wire_codec(ISO_WIRE_FP8, 0), &iso__codec_fp8);
 }
 
 // The longest values leave no setting out.

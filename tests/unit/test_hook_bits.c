@@ -168,8 +168,8 @@ Test(hook_bits, onebit_takes_all_magnitudes) {
 
 // Padding between tensors is 0, and leaves out nothing, though 1 bit has no 0.
 Test(hook_bits, padding_leaves_out_nothing) {
-    const iso_comm_hook hook[] = {iso_hook_onebit, iso_hook_int8};
-    for (int h = 0; h < 2; h++) {
+    const iso_comm_hook hook[] = {iso_hook_onebit, iso_hook_int8, iso_hook_fp8};
+    for (int h = 0; h < 3; h++) {
         played p = {.ranks = 3, .count = 1216, .hook = hook[h], .tensor_count = 2};
         p.tensor[0] = (iso_comm_hook_tensor){"b.weight", 0, 600, 0};
         p.tensor[1] = (iso_comm_hook_tensor){"a.weight", 608, 600, 0};

@@ -183,6 +183,12 @@ Test(hook_phases, what_int8_leaves_out_comes_later) {
     nothing_is_lost(&iso_hook_int8, 5, 1024, 1e-5); // one rank has no shard
 }
 
+Test(hook_phases, what_fp8_leaves_out_comes_later) {
+    nothing_is_lost(&iso_hook_fp8, 1, 700, 1e-5);
+    nothing_is_lost(&iso_hook_fp8, 3, 1999, 1e-5);
+    nothing_is_lost(&iso_hook_fp8, 5, 513, 1e-5); // ranks without a shard
+}
+
 Test(hook_phases, what_topk_leaves_out_comes_later) {
     iso_topk_config config = {.ratio = .05};
     iso_comm_hook hook = iso_hook_topk(&config);
@@ -218,9 +224,9 @@ static void tells_of_what_is_not_finite(const iso_comm_hook *hook, float value) 
 Test(hook_phases, nothing_stays_infinite) {
     iso_topk_config topk = {.ratio = .05};
     iso_powersgd_config powersgd = {.rank = 2, .least_saving = 1};
-    const iso_comm_hook hook[] = {iso_hook_int8, iso_hook_topk(&topk),
+    const iso_comm_hook hook[] = {iso_hook_int8, iso_hook_fp8, iso_hook_topk(&topk),
                                   iso_hook_powersgd(&powersgd)};
-    for (int h = 0; h < 3; h++) {
+    for (int h = 0; h < 4; h++) {
         tells_of_what_is_not_finite(&hook[h], NAN);
         tells_of_what_is_not_finite(&hook[h], INFINITY);
     }
@@ -242,7 +248,7 @@ Test(hook_phases, powersgd_survives_large_gradients) {
     played_close(&p);
 }
 
-// ---- int8 and top-k -----------------------------------------------------------------------------------
+// ---- int8, fp8 and top-k -------------------------------------------------------------------------------
 
 // The first time, each value is off by at most half a step of its group on each rank, and of the
 // group of sums.
@@ -261,12 +267,31 @@ Test(hook_phases, int8_is_off_by_half_a_step) {
     played_close(&p);
 }
 
+// The first time, each value is off by at most 1/16 of itself, or half of 1/229376 of the largest,
+// on each rank; and so is the sum.
+Test(hook_phases, fp8_is_off_by_a_sixteenth) {
+    played p;
+    open_all(&p, &iso_hook_fp8, 3, 1500);
+    played_draw(&p, KEY, 0);
+    played_exchange(&p);
+    double worst = 0;
+    for (size_t i = 0; i < p.count; i++) {
+        double sizes = 0, mean = played_mean(&p, KEY, 0, i);
+        for (uint32_t r = 0; r < 3; r++) sizes += fabs((double)played_drawn(KEY, r, 0, i)) / 3;
+        double bound = sizes / 16 + (fabs(mean) + sizes / 16) / 16 + 2. / 458752;
+        worst = fmax(worst, fabs((double)p.gradient[0][i] - mean) / bound);
+    }
+    cr_assert(worst > .3 && worst <= 1, "%g of what is allowed", worst);
+    cr_assert_eq(p.plan.phase[0].count, 4 * 132); // four groups of 128 are a rank's shard
+    played_close(&p);
+}
+
 // 8 bits for each magnitude, whatever it is.
-Test(hook_phases, int8_takes_all_magnitudes) {
+static void takes_all_magnitudes(const iso_comm_hook *hook) {
     static const float magnitude[] = {1e-45f, 1e-42f, 1e-38f, 1e-20f, 1, 1e20f, 3e38f};
     for (size_t m = 0; m < sizeof(magnitude) / sizeof(magnitude[0]); m++) {
         played p;
-        open_all(&p, &iso_hook_int8, 1, 512);
+        open_all(&p, hook, 1, 512);
         for (size_t i = 0; i < p.count; i++)
             p.gradient[0][i] = magnitude[m] * (float)(i % 2 ? 1 : -1);
         played_exchange(&p);
@@ -279,6 +304,9 @@ Test(hook_phases, int8_takes_all_magnitudes) {
         played_close(&p);
     }
 }
+
+Test(hook_phases, int8_takes_all_magnitudes) { takes_all_magnitudes(&iso_hook_int8); }
+Test(hook_phases, fp8_takes_all_magnitudes) { takes_all_magnitudes(&iso_hook_fp8); }
 
 static int count_nonzero(const played *p) {
     int count = 0;

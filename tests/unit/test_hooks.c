@@ -212,17 +212,18 @@ Test(hooks, names_are_parsed) {
                  {"f16", &iso_hook_f16},
                  {"bf16", &iso_hook_bf16},
                  {"bf16-feedback", &iso_hook_bf16_feedback},
+                 {"fp8", &iso_hook_fp8},
                  {"onebit", &iso_hook_onebit},
                  {"dithering", &iso_hook_dithering},
                  {"adasum", &iso_hook_adasum},
                  {"noop", &iso_hook_noop}};
     const iso_comm_hook *found = NULL;
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 10; i++) {
         cr_assert_eq(iso_comm_hook_parse(known[i].name, &found), ISO_OK);
         cr_assert_eq(found, known[i].hook, "%s", known[i].name);
     }
     cr_assert_eq(iso_comm_hook_parse("int7", &found), ISO_ERR_ARG);
     cr_assert_eq(found, &iso_hook_noop, "unchanged");
     cr_assert(strstr(iso_last_error()->message, "int8"));
-    for (int i = 0; i < 9; i++) cr_assert(strstr(iso_last_error()->message, known[i].name));
+    for (int i = 0; i < 10; i++) cr_assert(strstr(iso_last_error()->message, known[i].name));
 }
