@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Optimizers: their kinds, creation, and dispatch.
+#include "base/recording.h"
 #include "optim/optim_impl.h"
 
 #include <string.h>
@@ -95,6 +96,7 @@ fail:
 
 iso_status iso_optimizer_step(iso_optimizer *optimizer) {
     iso__base_optimizer *core = iso__optimizer_innermost(optimizer);
+    iso__alive_step("an update of the parameters");
     for (int g = 0; core && g < core->groups; g++) {
         ISO_TRY(iso__hyper_check(iso__rule_of(core), iso__group_hyper(core, g)));
         ISO_TRY(iso__hyper_check_state(core, iso__group_hyper(core, g)));

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Stops one rank of a program where the others wait for it, and checks that ISO_TIMEOUT ends them: with a sentence that
-# names what they wait for, and soon. Prints the results as TAP.
+# names what they wait for, and soon. Lets one compute for ever, and checks that ISO_STEP_TIMEOUT ends it. Prints the
+# results as TAP.
 # usage: check_stopped.sh, in the build tree; uses MPICC, MPIRUN and MPIRUN_FLAGS
 set -u
 
@@ -61,6 +62,44 @@ stops_in MPI_Finalize 2 'in MPI_Finalize' sweep --out other --data images --mode
 stops_in iso_dataset_open 2 'in a reduction' mnist images
 stops_in MPI_Finalize 2 'in MPI_Finalize' mnist-daso images
 stops_in MPI_Finalize 2 'in MPI_Finalize' mnist --help
+
+# The last of so many ranks computes for ever from a later step on: it ends itself, and says so once. The others, which
+# have the same limit, wait for it and say nothing.
+export ISO_STEP_TIMEOUT=3 ISO_TIMEOUT=60
+set -- --data images --model mlp --epochs 100000 --quiet
+extra="STOP_AFTER=30 STOP_COMPUTES=1 LD_PRELOAD=$work/iso_optimizer_step.so"
+${MPICC:-mpicc} -shared -fPIC -DSTOP_AT=iso_optimizer_step -o iso_optimizer_step.so "$root/tests/stop_rank.c" || exit 1
+computes_for_ever() { # ranks, arguments...
+    ranks=$1
+    shift
+    others="-n $((ranks - 1)) $programs/train $* :"
+    [ "$ranks" = 1 ] && others=
+    status=0
+    rm -rf records
+    # shellcheck disable=SC2086  # flags, $others and $extra are several words
+    ISO_RECORDER=records timeout -k 5 60 "$launcher" $flags $others -n 1 env $extra "$programs/train" "$@" >output 2>&1 \
+        </dev/null || status=$?
+    sentence="rank $((ranks - 1)) of $ranks on $(uname -n) has made no progress for 3 s: "
+    sentence="${sentence}the last operation that it began was [^(]* (ISO_STEP_TIMEOUT sets the limit)"
+    echo "status $status" >>output
+    has_failed && [ "$(grep -c 'ISO_STEP_TIMEOUT' output)" = 1 ] && grep -q "$sentence" output &&
+        ! grep -q 'ISO_TIMEOUT sets' output
+    result $? "a rank of $ranks that computes for ever ends itself ($*)"
+    "$programs/postmortem" records --stacks >output 2>&1
+    grep -q "stack at: $sentence" output && grep -q 'iso_optimizer_step+' output
+    result $? "and its flight record says why and where"
+}
+computes_for_ever 1 "$@" --progress thread
+computes_for_ever 3 "$@" --progress poll
+# A rank that waits for others is no such rank: ISO_TIMEOUT ends it. Only the ranks that wait have the limit here.
+export ISO_TIMEOUT=8
+extra="STOP_AFTER=30 STOP_COMPUTES=1 ISO_STEP_TIMEOUT=0"
+stops_in iso_optimizer_step 2 'is late: it has computed or waited elsewhere for' train "$@"
+! grep -q 'ISO_STEP_TIMEOUT' output
+result $? "though ISO_STEP_TIMEOUT is shorter than the wait"
+unset ISO_STEP_TIMEOUT
+extra=
+set -- --data images --model mlp --epochs 2 --quiet
 
 # A limit that no start keeps: what is still under way then must not crash the end.
 export ISO_TIMEOUT=0.001

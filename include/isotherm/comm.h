@@ -44,6 +44,8 @@ typedef struct iso_comm_config {
     // Seconds. A longer wait returns ISO_ERR_TIMEOUT, and names what is pending and the ranks that
     // keep this one waiting. 0: the environment variable ISO_TIMEOUT (default 300). A warning says
     // the same after ISO_STALL_WARN seconds (default 30), and again whenever the wait has doubled.
+    // A wait counts as progress for ISO_STEP_TIMEOUT, which ends a process that makes none
+    // (docs/cluster.md).
     double timeout_s;
 } iso_comm_config;
 

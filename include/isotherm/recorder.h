@@ -76,7 +76,8 @@ typedef struct iso_recorder_file {
 } iso_recorder_file;
 
 // Thread-safe, local. Records a text and a number, such as "step" and the number of the step.
-// iso-postmortem prints the last note of each rank.
+// iso-postmortem prints the last note of each rank. Counts as progress of the program: without
+// progress for ISO_STEP_TIMEOUT seconds, the process ends (docs/cluster.md).
 void iso_recorder_note(const char *text, uint32_t number);
 
 // Thread-safe, local. The program begins to wait for other ranks in a call of its own, and the wait
@@ -86,8 +87,9 @@ void iso_recorder_woke(const char *what);
 
 // Thread-safe, local. Keeps the reason for which the program is about to end, and the stack of the
 // calling thread, unless there is a reason already; another reason replaces that of a time-out. The
-// library calls it at a time-out (ISO_ERR_TIMEOUT). If ISO_RECORDER is set, it also keeps SIGSEGV,
-// SIGBUS, SIGFPE, SIGILL and SIGABRT; the previous handler then runs.
+// library calls it at a time-out (ISO_ERR_TIMEOUT), and when ISO_STEP_TIMEOUT ends the process. If
+// ISO_RECORDER is set, it also keeps SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT; the previous
+// handler then runs.
 void iso_recorder_fail(iso_status status, const char *reason);
 
 // Local. The recorder's memory: a file's, if ISO_RECORDER is set and a communicator was made.

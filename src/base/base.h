@@ -72,6 +72,7 @@ typedef enum iso__env {
     ISO_ENV_TIMEOUT,
     ISO_ENV_RECORDER,
     ISO_ENV_STALL_WARN,
+    ISO_ENV_STEP_TIMEOUT,
     ISO_ENV_WATCHDOG, // the programs read it
     ISO_ENV_RANKS_PER_NODE,
     ISO_ENV_NODE_COLLECTIVE,

@@ -45,6 +45,10 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                             "seconds after which a waiting rank warns and names the ranks that it "
                             "waits for, and again whenever the wait has doubled; 0: never",
                             .high = 1e9},
+    [ISO_ENV_STEP_TIMEOUT] = {"ISO_STEP_TIMEOUT", "0",
+                              "seconds without progress of training or evaluation after which a "
+                              "rank ends itself, and says so; 0: never",
+                              .high = 1e9},
     [ISO_ENV_WATCHDOG] =
         {"ISO_WATCHDOG", "0",
          "seconds after which iso-train and iso-sweep end mpirun, if it still runs "

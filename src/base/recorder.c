@@ -22,6 +22,8 @@
 
 _Static_assert(sizeof(iso_recorder_entry) == 64, "the format of the file");
 
+const char *_Atomic iso__alive_at;
+atomic_bool iso__stepping;
 static iso_recorder_file at_start; // until a file is open, and without one
 static iso_recorder_file *_Atomic memory = &at_start;
 static _Atomic int64_t epoch_ns; // of iso_now(): its difference to the time since 1970; 0: not read
@@ -49,8 +51,16 @@ static void copy_name(char *to, size_t room, const char *name) {
     memset(to + n, 0, room - n);
 }
 
+// What the program begins with an event. Others may come from threads of the library.
+static const char *const began[ISO_RECORDER_WARN + 1] = {
+    [ISO_RECORDER_POSTED] = "an exchange",
+    [ISO_RECORDER_CALL] = "a collective",
+    [ISO_RECORDER_WAIT] = "a wait for other ranks",
+    [ISO_RECORDER_NOTE] = "a note in the flight recorder"};
+
 static void write_entry(iso_recorder_event event, uint16_t stream, uint32_t sequence,
                         uint64_t bytes, const char *name) {
+    if (began[event]) iso__alive(began[event]);
     iso_recorder_file *file = atomic_load_explicit(&memory, memory_order_relaxed);
     uint64_t n = atomic_fetch_add_explicit(ATOMIC(&file->count), 1, memory_order_relaxed);
     iso_recorder_entry *e = &file->entry[n % ISO_RECORDER_RECORDS];

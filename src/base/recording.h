@@ -6,6 +6,27 @@
 #include "base/base.h"
 
 #include <isotherm/recorder.h>
+#include <stdatomic.h>
+
+// ---- Progress -------------------------------------------------------------------------------------
+// What the program began last, as static text; NULL: nothing since the thread of ISO_STEP_TIMEOUT
+// took the mark away.
+extern const char *_Atomic iso__alive_at;
+// Training or evaluation has begun, and with it ISO_STEP_TIMEOUT.
+extern atomic_bool iso__stepping;
+
+// Thread-safe; one store. The program begins `what`. Everything that may take long in a program
+// that works calls it, or waits for other ranks, or calls others that do.
+static inline void iso__alive(const char *what) {
+    atomic_store_explicit(&iso__alive_at, what, memory_order_relaxed);
+}
+// The same, of a part of a step.
+static inline void iso__alive_step(const char *what) {
+    iso__alive(what);
+    atomic_store_explicit(&iso__stepping, true, memory_order_relaxed);
+}
+
+// ---- The ring -------------------------------------------------------------------------------------
 
 // An event that belongs to no stream. Thread-safe, as everything that records is.
 void iso__record(iso_recorder_event event, uint32_t sequence, const char *name);

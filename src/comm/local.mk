@@ -36,6 +36,8 @@ libiso_core_la_SOURCES += \
     src/comm/segment.h \
     src/comm/shared.c \
     src/comm/shared_impl.h \
+    src/comm/step_limit.c \
+    src/comm/step_limit.h \
     src/comm/stop.c \
     src/comm/stall.c \
     src/comm/stall.h \

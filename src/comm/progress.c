@@ -3,6 +3,7 @@
 // threads that wait.
 #include "base/recording.h"
 #include "comm/channel_impl.h"
+#include "comm/step_limit.h"
 
 #include <isotherm/trace.h>
 #include <sched.h>
@@ -204,6 +205,7 @@ static int on_finalize(MPI_Comm comm, int keyval, void *value, void *extra) {
     (void)comm, (void)keyval, (void)extra;
     iso__engine *engine = value;
     stop_helper(engine);
+    iso__step_limit_stop();
     iso__recorder_end();
     pthread_mutex_lock(&engine->lock);
     for (int64_t start = iso_now(); engine->oldest && iso_now() - start < DRAIN_NS;)
@@ -259,6 +261,7 @@ static iso_status start_engine(iso__engine *engine, iso_progress wanted) {
         ISO_CHECK(rc == 0, ISO_ERR_NOMEM, "could not start the progress thread: %s", strerror(rc));
         engine->thread_runs = true;
     }
+    ISO_TRY(iso__step_limit_start());
     ISO_TRY_MPI(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &attribute, NULL));
     ISO_TRY_MPI(MPI_Comm_set_attr(MPI_COMM_SELF, attribute, engine));
     iso__log(ISO_LOG_INFO, "progress: %s", engine->why);
@@ -282,6 +285,7 @@ static iso_status create_engine(iso_progress wanted, iso__engine **out) {
     return ISO_OK;
 fail:
     stop_helper(engine);
+    iso__step_limit_stop();
     iso__sum16_free(engine);
     free_engine(engine);
     return status;

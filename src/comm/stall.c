@@ -195,9 +195,8 @@ const char *iso__patience_verdict(const iso__patience *p, char *text, size_t roo
 // ---- Waiting ----------------------------------------------------------------------------------------
 
 iso__patience iso__patience_begin(iso_comm *comm, const iso__stream *stream, const char *what) {
-    iso__patience p = {.comm = comm, .stream = stream, .what = what, .next_ns = INT64_MAX};
+    iso__patience p = {.comm = comm, .stream = stream, .what = what, .next_ns = FIRST_NS};
     if (!comm->watch) return p;
-    p.next_ns = FIRST_NS;
     p.warn_ns = (int64_t)(comm->engine->stall_warn_s * 1e9);
     return p;
 }
@@ -259,7 +258,8 @@ void iso__patience_tick(iso__patience *p, int64_t waited_ns) {
     iso__engine *engine = p->comm->engine;
     int64_t now = iso_now(), limit = (int64_t)(p->comm->timeout_s * 1e9), due = p->warn_ns;
     p->next_ns = waited_ns + TICK_NS;
-    if (engine->finalized) return;
+    iso__alive("a wait for other ranks"); // ISO_TIMEOUT limits it
+    if (!p->comm->watch || engine->finalized) return;
     if (!p->shown) show_wait(p, now - waited_ns);
     iso__watch_pump(engine, now);
     if (limit > 0 && (due == 0 || limit <= due)) due = limit;
@@ -282,7 +282,7 @@ void iso__patience_end(iso__patience *p) {
 // ---- Without the lock -------------------------------------------------------------------------------
 
 void iso__patience_tick_unlocked(iso__patience *p, int64_t waited_ns) {
-    if (waited_ns < p->next_ns) return;
+    if (waited_ns < p->next_ns || !p->comm->engine) return;
     pthread_mutex_lock(&p->comm->engine->lock);
     iso__patience_tick(p, waited_ns);
     pthread_mutex_unlock(&p->comm->engine->lock);

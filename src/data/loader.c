@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Batches of a data set in the order of a sampler, which threads prepare while the program
 // computes.
+#include "base/recording.h"
 #include "data/loader_impl.h"
 
 #include <string.h>
@@ -211,6 +212,7 @@ static iso_status send_batches(iso_loader *self, int64_t ready) {
 iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
     ISO_CHECK(self->started, ISO_ERR_STATE, "no epoch was started: call iso_loader_start first");
     int64_t k = self->next, ready = k + 1;
+    iso__alive("the preparation of a batch");
     ISO_TRY(give_back(self));
     if (k >= iso_sampler_batches(self->sampler)) {
         iso__loader_end_threads(self); // they have prepared all batches

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Turns samples into one batch.
+#include "base/recording.h"
 #include "data/loader_impl.h"
 
 #include <isotherm/trace.h>
@@ -156,6 +157,7 @@ iso_status iso__worker_prepare(iso__worker *self, int64_t k) {
     iso__slot *to = &loader->slots[k % loader->slot_count];
     int64_t start = iso_now();
     const int64_t *indices;
+    iso__alive("the preparation of a batch");
     to->n = iso_sampler_batch(loader->sampler, k, &indices);
     ISO_TRY(fill_slot(self, to, k, indices));
     if (iso_trace_on()) {

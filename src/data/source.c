@@ -3,6 +3,7 @@
 #ifdef HAVE_CONFIG_H
 #include "config.h"
 #endif
+#include "base/recording.h"
 #include "data/data_impl.h"
 
 #include <errno.h>
@@ -174,6 +175,7 @@ void iso__source_close(iso__source **source) {
 }
 
 iso_status iso__source_read(iso__source *self, void *to, size_t bytes, size_t *got) {
+    iso__alive("the reading of data");
     if (self->gzip) return read_gzip(self, to, bytes, got);
     *got = fread(to, 1, bytes, self->file);
     ISO_CHECK(!ferror(self->file), ISO_ERR_IO, "cannot read %s: %s", self->path, strerror(errno));

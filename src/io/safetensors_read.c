@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Reads a safetensors file: its header and its data; compares it with the caller's arrays.
+#include "base/recording.h"
 #include "io/safetensors.h"
 #include "tensor/tensor_impl.h"
 
@@ -10,6 +11,7 @@
 #define MAX_HEADER 100000000
 
 static iso_status read_exactly(iso__safetensors *self, void *to, size_t bytes) {
+    iso__alive("the reading of a checkpoint");
     size_t got = fread(to, 1, bytes, self->file);
     ISO_CHECK(!ferror(self->file), ISO_ERR_IO, "cannot read %s: %s", self->path, strerror(errno));
     ISO_CHECK(got == bytes, ISO_ERR_FORMAT, "%s ends %zu byte%s early", self->path, bytes - got,
@@ -222,6 +224,7 @@ iso_status iso_checkpoint_checksum(const char *path, uint64_t *out) {
     ISO_TRY(open_regular(path, &file));
     iso_status status = iso__alloc(CHUNK, &chunk);
     for (size_t got = CHUNK; status >= 0 && got == CHUNK;) {
+        iso__alive("the reading of a checkpoint");
         got = fread(chunk, 1, CHUNK, file);
         sum = iso__checksum(sum, chunk, got);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Writes named arrays as a safetensors file. At any time, the path has either the old file or the
 // complete new one.
+#include "base/recording.h"
 #include "io/safetensors.h"
 
 #include <errno.h>
@@ -110,10 +111,14 @@ static iso_status make_header(bool sealed, const iso__note *notes, int note_coun
 
 // ---- The file -----------------------------------------------------------------------------------
 
+enum { PIECE = 1 << 26 }; // bytes of a call: the program makes progress between two of them
+
 static iso_status write_all(int file, const char *path, const void *data, size_t bytes) {
     const char *from = data;
     while (bytes > 0) {
-        ssize_t n = write(file, from, bytes);
+        size_t piece = bytes < PIECE ? bytes : PIECE;
+        iso__alive("the writing of a checkpoint");
+        ssize_t n = write(file, from, piece);
         if (n < 0 && errno == EINTR) continue;
         ISO_CHECK(n >= 0, ISO_ERR_IO, "cannot write checkpoint %s: %s", path, strerror(errno));
         from += n;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Running modules: the stack of calls, hooks, and one trace span per layer and direction.
+#include "base/recording.h"
 #include "nn/dispatch_checks.h"
 
 #include <isotherm/trace.h>
@@ -197,6 +198,7 @@ static iso_status call_module(iso_module *child, iso_activation activation, cons
 
 iso_status iso_module_call_many(iso_module *child, iso_activation activation, const iso_tensors *in,
                                 iso_tensors *out) {
+    iso__alive_step("a forward");
     iso_status status = call_module(child, activation, in, out);
     child->source = NULL; // it may not live as long
     ISO_TRY(status);
@@ -346,6 +348,7 @@ static iso_status run_backward(iso_module *child, iso_call *call, const iso_tens
                                unsigned wanted, iso_tensors *grad_in) {
     iso_tensors g, given;
     iso_tensor *const *in = iso__call_inputs(call, &given.count);
+    iso__alive("a backward");
     set_type(child, iso__type_of(in, given.count)); // its calls may have had different types
     for (int i = 0; i < given.count; i++) given.item[i] = NULL;
     if (grad_out->count != 1 || call->many)

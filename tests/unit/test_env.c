@@ -21,20 +21,11 @@ static const char *capture(void (*write)(FILE *to)) {
 Test(env, the_table_names_every_variable_and_its_value) {
     setenv("ISO_TIMEOUT", "17", 1);
     const char *text = capture(iso_env_print);
-    static const char *const names[ISO_ENV_COUNT] = {"ISO_LOG",
-                                                     "ISO_DEBUG",
-                                                     "ISO_PROGRESS",
-                                                     "ISO_PROGRESS_US",
-                                                     "ISO_TIMEOUT",
-                                                     "ISO_RECORDER",
-                                                     "ISO_STALL_WARN",
-                                                     "ISO_WATCHDOG",
-                                                     "ISO_RANKS_PER_NODE",
-                                                     "ISO_NODE_COLLECTIVE",
-                                                     "ISO_IALLREDUCE",
-                                                     "ISO_CPU_KERNELS",
-                                                     "ISO_CUDA_CONV",
-                                                     "ISO_CUDA_GRAPHS"};
+    static const char *const names[ISO_ENV_COUNT] = {
+        "ISO_LOG",         "ISO_DEBUG",          "ISO_PROGRESS",        "ISO_PROGRESS_US",
+        "ISO_TIMEOUT",     "ISO_RECORDER",       "ISO_STALL_WARN",      "ISO_STEP_TIMEOUT",
+        "ISO_WATCHDOG",    "ISO_RANKS_PER_NODE", "ISO_NODE_COLLECTIVE", "ISO_IALLREDUCE",
+        "ISO_CPU_KERNELS", "ISO_CUDA_CONV",      "ISO_CUDA_GRAPHS"};
     for (int i = 0; i < ISO_ENV_COUNT; i++) {
         cr_assert_not_null(names[i], "a new variable is missing here");
         cr_assert(strstr(text, names[i]), "%s is missing", names[i]);
@@ -68,6 +59,7 @@ Test(env, bad_values_of_the_environment_are_refused) {
         {"ISO_TIMEOUT", "-3", "give a number from 0 to 1e+09", "0.25"},
         {"ISO_RECORDER", NULL, NULL, "anything"},
         {"ISO_STALL_WARN", "late", "give a number from 0 to 1e+09", "60"},
+        {"ISO_STEP_TIMEOUT", "-1", "give a number from 0 to 1e+09", "600"},
         {"ISO_WATCHDOG", "no", "give a number from 0 to 1e+09", "10"},
         {"ISO_RANKS_PER_NODE", "1.5", "give a whole number from 1 to 1e+06", "4"},
         {"ISO_NODE_COLLECTIVE", "shm nccl", "give auto, nccl, shm or mpi", "shm"},
