@@ -552,6 +552,7 @@ refused 2 "an outer optimizer and a merge" '--outer adam takes the place of --me
 refused 2 "an outer optimizer and levels" '--levels and --outer mean cannot be combined' \
     --sync localsgd --outer mean --levels 2:1,4:2
 refused 2 "an outer learning rate without outer optimizer" '--outer-lr needs --outer' --sync daso --outer-lr 0.5
+refused 2 "an outer period without outer optimizer" '--outer-period needs --outer' --sync gossip --outer-period 5
 refused 2 "more fragments than steps in a period" '--period 4 is shorter than --fragments 5' \
     --sync streaming-diloco --period 4 --fragments 5
 refused 2 "more fragments than layers" 'cannot be divided among 9 fragments' \

@@ -274,7 +274,8 @@ typedef struct iso_daso_config {
     // however young it is, and then sets the parameters to the mean over all ranks. Evaluation and
     // iso_daso_finish use that mean, too. With ISO_STATE_SYNC_AVERAGE, optimizer state and buffers
     // travel along; with batches_to_wait 0 they become the mean (fairseq's BMUF: average_sync),
-    // otherwise they are merged by ISO_MERGE_HEAT. Not with levels.
+    // otherwise they are merged by ISO_MERGE_HEAT. Not with levels. With gossip, outer_skip says
+    // when it makes a step.
     const iso_outer *outer;
     iso_wire wire;
     // ISO_WIRE_TOPK: the fraction of differences that travel, at most 1/4, rounded up to 4, 8, 16,
@@ -317,8 +318,15 @@ typedef struct iso_daso_config {
     // mean of the two. After each exchange a reduction of a few numbers over all ranks still tells
     // whether a rank failed. Requires what iso_gossip_config sets, except for total_steps, phases,
     // global_skip and batches_to_wait: ISO_SCOPE_RANK, ISO_WIRE_F32, ISO_MERGE_PROGRESS,
-    // ISO_STATE_SYNC_KEEP, ISO_POLICY_FIXED, and neither outer nor levels nor fragments.
+    // ISO_STATE_SYNC_KEEP, ISO_POLICY_FIXED, and neither levels nor fragments.
     bool gossip;
+    // gossip with `outer`, 1 or more: every outer_skip steps of the cycling phase, the mean over
+    // all ranks and a step of the outer optimizer take the place of gossip (SlowMo with SGP as its
+    // base algorithm: Wang et al., ICLR 2020; with iso_outer_mean, Gossip-PGA: Chen et al., ICML
+    // 2021). This step blocks. It comes after gossip that is under way has been merged, and the
+    // steps to the next gossip are counted from it. Requires a given global_skip, and
+    // batches_to_wait of at least 0. Otherwise 0.
+    int64_t outer_skip;
     // Called on every rank after each change; NULL: not called.
     void (*changed)(const iso_daso_change *change, void *user);
     void *changed_user;

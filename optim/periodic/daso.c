@@ -19,6 +19,7 @@ typedef struct daso {
     iso__policy_state policy;
     int64_t levels[2 * ISO_DASO_LEVELS]; // periods and ranks, for saved state
     int64_t fragments[FRAGMENT_NUMBERS]; // likewise
+    int64_t outer_skip;                  // likewise
     char reason[128];
 } daso;
 
@@ -273,6 +274,11 @@ static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
         ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/fragments", ISO_STATE_I64,
                                    FRAGMENT_NUMBERS, self->fragments));
     }
+    if (self->config.outer_skip > 0) {
+        self->outer_skip = self->config.outer_skip;
+        ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/outer_skip", ISO_STATE_I64, 1,
+                                   &self->outer_skip));
+    }
     ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/policy", ISO_STATE_U8, sizeof(self->policy),
                                &self->policy));
     return iso__state_add_own(to, ISO_OWN_RANK0, "daso/reason", ISO_STATE_U8, sizeof(self->reason),
@@ -309,6 +315,15 @@ static iso_status check_fragments(const daso *self) {
     return ISO_OK;
 }
 
+static iso_status check_outer_skip(const daso *self) {
+    int64_t mine = self->config.outer_skip;
+    ISO_CHECK(mine == 0 || self->outer_skip == mine, ISO_ERR_MISMATCH,
+              "the state was saved by a gossip with a step of the outer optimizer every %lld "
+              "steps, and this one has %lld: continue with the same settings",
+              (long long)self->outer_skip, (long long)mine);
+    return ISO_OK;
+}
+
 // A warm-up that is over has no effect any more.
 static bool has_phases(const iso__daso_schedule *saved, const iso__daso_schedule *mine) {
     bool warm = saved->warmup == mine->warmup || saved->step >= saved->warmup;
@@ -333,6 +348,7 @@ static iso_status check_loaded(iso_optimizer *optimizer) {
               "the saved state of daso is damaged: its schedule is invalid");
     ISO_TRY(check_levels(self));
     ISO_TRY(check_fragments(self));
+    ISO_TRY(check_outer_skip(self));
     iso__daso_schedule mine;
     const iso__daso_schedule *s = &self->schedule;
     bool returns = false, cycled = s->cooldown == 0 && s->total > s->warmup && s->step >= s->total;
@@ -375,7 +391,9 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
     engine.exchanges = config->fragments > 1 ? config->fragments : 1;
     engine.strides = config->fragment_order == ISO_FRAGMENT_STRIDES;
     engine.lower_count = config->level_count > 0 ? config->level_count - 1 : 0;
-    for (int k = 0; k < engine.lower_count; k++) engine.lower_ranks[k] = config->level[k].ranks;
+    if (config->gossip && config->outer) engine.lower_count = 1;
+    for (int k = 0; k + 1 < config->level_count; k++)
+        engine.lower_ranks[k] = config->level[k].ranks;
     return engine;
 }
 

@@ -94,11 +94,27 @@ static iso_status check_gossip(const iso_daso_config *c) {
     bool alone = c->unit == ISO_SCOPE_RANK && c->wire == ISO_WIRE_F32;
     bool plain = c->merge == ISO_MERGE_PROGRESS && c->state == ISO_STATE_SYNC_KEEP &&
                  c->policy == ISO_POLICY_FIXED;
-    bool single = !c->outer && c->level_count == 0 && c->fragments <= 1;
+    bool single = c->level_count == 0 && c->fragments <= 1;
     ISO_CHECK(!c->gossip || (alone && plain && single), ISO_ERR_ARG,
               "daso: gossip needs unit ISO_SCOPE_RANK, ISO_WIRE_F32, ISO_MERGE_PROGRESS, "
               "ISO_STATE_SYNC_KEEP and ISO_POLICY_FIXED, as iso_gossip_config sets them, and "
-              "neither outer nor levels nor fragments");
+              "neither levels nor fragments");
+    return ISO_OK;
+}
+
+static iso_status check_outer_skip(const iso_daso_config *c) {
+    bool slow = c->gossip && c->outer;
+    ISO_CHECK(slow || c->outer_skip == 0, ISO_ERR_ARG,
+              "daso: outer_skip is %lld without gossip and outer: set them, or leave it 0",
+              (long long)c->outer_skip);
+    ISO_CHECK(!slow || c->outer_skip >= 1, ISO_ERR_ARG,
+              "daso: gossip with an outer optimizer needs an outer_skip of 1 or more, and it is "
+              "%lld: set it to the steps between two steps of the outer optimizer",
+              (long long)c->outer_skip);
+    ISO_CHECK(!slow || (c->global_skip >= 1 && c->batches_to_wait >= 0), ISO_ERR_ARG,
+              "daso: gossip with an outer optimizer needs a given global_skip and batches_to_wait, "
+              "and they are %lld and %lld",
+              (long long)c->global_skip, (long long)c->batches_to_wait);
     return ISO_OK;
 }
 
@@ -145,6 +161,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(check_outer(c));
     ISO_TRY(iso__daso_fragments_check(c));
     ISO_TRY(check_gossip(c));
+    ISO_TRY(check_outer_skip(c));
     return iso__daso_rhythm_check(c, &fields);
 }
 
@@ -181,6 +198,9 @@ static void wait_unmeasured(iso__daso_schedule *s) {
 
 // Steps of the round, the last one of which sends.
 static int64_t interval_length(const iso__daso_schedule *s) {
+    int64_t into = s->round_step - s->warmup; // cycling, when the round began
+    if (s->outer_skip > 0)
+        return iso__smaller(s->global_skip, s->outer_skip - into % s->outer_skip);
     if (s->level_count == 0) return s->global_skip;
     return iso__daso_level_next(s->level, s->level_count, s->round_step) + 1 - s->round_step;
 }
@@ -227,6 +247,7 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
     s->level_count = config->level_count;
     memcpy(s->level, config->level, sizeof(s->level));
     s->fragments = config->fragments;
+    s->outer_skip = config->outer_skip;
     s->outer = config->outer != NULL;
     s->outer_equal = s->outer && iso__outer_equalises(config->outer);
     s->phase = phase_of(s, 1);
@@ -281,11 +302,17 @@ static void average_node(iso__daso_schedule *s, iso__sync_plan *out) {
         iso__plan_add(out, ISO__NODE_AVERAGE);
 }
 
+// Gossip ends with a step of the outer optimizer here, which blocks.
+static bool outer_due(const iso__daso_schedule *s) {
+    return s->outer_skip > 0 && (s->step - s->warmup) % s->outer_skip == 0;
+}
+
 static void plan_send(iso__daso_schedule *s, iso__sync_plan *out) {
     average_node(s, out);
     int level = iso__daso_level_at(s->level, s->level_count, s->step - 1);
+    if (outer_due(s)) level = 1;
     iso__plan_add(out, ISO__SEND)->level = level > 0 ? level : 0;
-    s->pending = s->batches_to_wait != 0;
+    s->pending = s->batches_to_wait != 0 && !outer_due(s);
     if (!s->pending) iso__plan_add(out, ISO__FULL);
     s->observed = s->observed || !s->pending;
     s->pending_step = s->step;
@@ -295,6 +322,7 @@ static void plan_send(iso__daso_schedule *s, iso__sync_plan *out) {
 
 // With an outer optimizer the mean does not replace the parameters at the end of a round.
 static bool ends_by_outer(const iso__daso_schedule *s) {
+    if (s->outer_skip > 0) return outer_due(s);
     return s->outer && s->batches_to_wait == 0 && s->step == s->next_send && s->whole;
 }
 
@@ -320,7 +348,7 @@ static void plan_cycle(iso__daso_schedule *s, iso__sync_plan *out) {
         plan_end(s, out);
     } else if (sends) {
         s->begins = true;
-        s->averaged = s->batches_to_wait == 0;
+        s->averaged = s->batches_to_wait == 0 || outer_due(s);
         if (s->averaged) plan_send(s, out);
     }
 }

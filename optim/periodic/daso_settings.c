@@ -199,13 +199,18 @@ const iso_setting iso__streaming_setting[] = {{PERIOD},
                                               {OUTER_LR, .initial = "0.7"},
                                               {OUTER_MOMENTUM, .initial = "0.9"},
                                               {MIX, .initial = "0.5"}};
-const iso_setting iso__gossip_setting[] = {{"period", INTEGER, FIELD(global_skip), COUNT_FROM(1),
-                                            .initial = "1",
-                                            .meaning = "steps between exchanges of parameters"},
-                                           {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0),
-                                            .initial = "0", .meaning = "steps from send to merge"},
-                                           {WARMUP, .initial = "0"},
-                                           {WARMUP_STEPS}};
+const iso_setting iso__gossip_setting[] = {
+    {"period", INTEGER, FIELD(global_skip), COUNT_FROM(1), .initial = "1",
+     .meaning = "steps between exchanges of parameters"},
+    {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0), .initial = "0",
+     .meaning = "steps from send to merge"},
+    {WARMUP, .initial = "0"},
+    {WARMUP_STEPS},
+    {"outer-period", INTEGER, FIELD(outer_skip), COUNT_FROM(1), .initial = "48",
+     .meaning = "gossip: steps between two steps of the outer "
+                "optimizer, with the mean of all ranks",
+     .of = "outer", .among = RULES},
+    OUTER};
 const iso_setting iso__overlap_setting[] = {{PERIOD},
                                             {WARMUP, .initial = "0"},
                                             {WARMUP_STEPS},
@@ -283,6 +288,7 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
     ISO_TRY(iso_settings_read(settings, table, count, &v));
     ISO_TRY(choose_outer(&v, outer));
     if (outer->name) v.config.outer = outer;
+    if (!v.config.outer) v.config.outer_skip = 0; // which has a default
     if (v.levels) ISO_TRY(iso_daso_levels_parse(v.levels, &v.config));
     *config = v.config;
     config->unit = v.unit == 1 ? ISO_SCOPE_RANK : ISO_SCOPE_NODE;
@@ -309,6 +315,9 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
         used += snprintf(text + used, room - (size_t)used, "replay: %lld changes, %016llx\n",
                          (long long)config->replay_count, (unsigned long long)hash_changes(config));
     if (config->gossip) used += snprintf(text + used, room - (size_t)used, "gossip: yes\n");
+    if (config->outer_skip > 0)
+        used += snprintf(text + used, room - (size_t)used, "outer_skip: %lld\n",
+                         (long long)config->outer_skip);
     if (config->outer) used += iso__outer_write(config->outer, text + used, room - (size_t)used);
     if (config->level_count > 0) {
         char levels[ISO__DASO_LEVELS_ROOM];

@@ -41,7 +41,7 @@ static iso_status start_exchange(iso__periodic *p, iso__periodic_exchange *x, is
                                     [ISO__DIVERGENCE] = p->own_divergence};
     p->step_ms_sum = 0;
     p->step_ms_count = 0;
-    iso__average_set_turn(average_of(p, x), x->merges);
+    iso__average_set_turn(average_of(p, x), x->turns);
     ISO_TRY(iso__average_start(average_of(p, x), p->sent + x->offset, group, metrics));
     x->pending = true;
     x->held = false;
@@ -58,7 +58,10 @@ static iso_status send_parameters(iso__periodic *p, iso__periodic_exchange *x, i
     bool state = iso__periodic_last(p, payload) > p->parameter_count;
     if (state) ISO_TRY(iso__periodic_mean_buffers(p, p->node));
     float *to = x->queued ? p->room : p->sent;
-    ISO_TRY(iso__periodic_outer_send(p, x, to + x->offset));
+    if (iso__periodic_outer_ends(p, action->level))
+        ISO_TRY(iso__periodic_outer_send(p, x, to + x->offset));
+    else
+        ISO_TRY(iso__periodic_fetch(p, x->first, x->last, to + x->offset));
     return x->queued ? ISO_OK : start_exchange(p, x, payload, action->group, action->level);
 }
 
@@ -189,9 +192,9 @@ static iso_status merge_outer(iso__periodic *p, iso__periodic_exchange *x, int64
 
 static iso_status merge_mean(iso__periodic *p, iso__periodic_exchange *x, const iso__action *action,
                              const float *mean) {
-    if (p->config.outer) return merge_outer(p, x, action->age, mean);
+    if (iso__periodic_outer_ends(p, x->level)) return merge_outer(p, x, action->age, mean);
     double distance = 0, norm = 0, ignored = 0;
-    x->merges++;
+    x->turns++;
     iso__merge_args args = {.nodes = layout_of(p, x)->nodes, .age = action->weight};
     if (p->config.merge == ISO_MERGE_PROGRESS) args.age = action->age;
     iso__flat_cursor next = iso__flat_begin(x->size);
@@ -252,8 +255,8 @@ static iso_status full_mean(iso__periodic *p, const iso__action *action,
 static iso_status replace_by_mean(iso__periodic *p, iso__periodic_exchange *sent, int last,
                                   const float *mean) {
     if (!sent) return iso__periodic_put(p, 0, last, mean);
-    if (p->config.outer) return merge_outer(p, sent, 0, mean);
-    sent->merges++;
+    if (iso__periodic_outer_ends(p, sent->level)) return merge_outer(p, sent, 0, mean);
+    sent->turns++;
     ISO_TRY(iso__periodic_put(p, sent->first, sent->last, mean));
     measure_divergence(p, sent, mean);
     return ISO_OK;
@@ -265,7 +268,7 @@ static bool equal_after(const iso__periodic *p, const iso__periodic_exchange *se
                         const iso__action *action) {
     bool turn = action->group != ISO__ALL_GROUPS && p->layout->largest > 1;
     bool all = sent->level == p->config.lower_count && p->exchange_count == 1;
-    return !turn && all && !p->config.wire.gossip &&
+    return !turn && all && !iso__periodic_gossips(p, sent->level) &&
            (!p->config.outer || iso__outer_equalises(p->config.outer));
 }
 

@@ -65,7 +65,7 @@ typedef struct iso__periodic_exchange {
     iso__payload payload, queued_payload;
     int queued_group;
     int level, queued_level;       // of the pending exchange, and of the queued one
-    int64_t merges;                // so far: for the outer optimizer, and the turn of gossip
+    int64_t merges, turns;         // so far: by the outer optimizer, and by anything else
     int64_t saved[5], saved_level; // for saved state
 } iso__periodic_exchange;
 
@@ -73,7 +73,8 @@ typedef struct iso__periodic_config {
     iso_topology_config topology;
     iso__average_config wire, full;
     iso_merge merge;
-    // Instead of `merge`; NULL: none. Owned by the owner. There are no lower levels then.
+    // Instead of `merge`, for exchanges over all ranks; NULL: none. Owned by the owner. The only
+    // lower level then is gossip: with wire.gossip, level 0 is gossip and level 1 the mean of all.
     const iso_outer *outer;
     iso_state_sync state;
     // The number of exchanges of nearly equal size that may be under way at once; 0: one. Above 1
@@ -83,7 +84,8 @@ typedef struct iso__periodic_config {
     // Which parameters they carry: layer i belongs to exchange i modulo their number. false:
     // consecutive ones.
     bool strides;
-    // The number of ranks in the groups of each lower level. Level lower_count is all ranks.
+    // The number of ranks in the groups of each lower level, except gossip. Level lower_count is
+    // all ranks.
     int lower_count, lower_ranks[ISO_DASO_LEVELS];
 } iso__periodic_config;
 
@@ -139,6 +141,15 @@ typedef struct iso__periodic {
 
 static inline iso__periodic *iso__periodic_of(iso_optimizer *owner) {
     return iso_container_of(owner, iso__periodic, base);
+}
+
+// Whether an exchange of this level ends with a step of the outer optimizer.
+static inline bool iso__periodic_outer_ends(const iso__periodic *p, int level) {
+    return p->config.outer && level == p->config.lower_count;
+}
+// Whether it is gossip.
+static inline bool iso__periodic_gossips(const iso__periodic *p, int level) {
+    return p->config.wire.gossip && !iso__periodic_outer_ends(p, level);
 }
 
 enum { ISO__EXCHANGE_MS, ISO__STEP_MS, ISO__WAIT_MS, ISO__DIVERGENCE }; // indices of metrics

@@ -93,7 +93,9 @@ static iso_status make_exchanges(iso__periodic *p) {
     const iso__average_config *wire = &p->config.wire;
     for (int i = 0; i < p->exchange_count; i++) {
         iso__periodic_exchange *x = &p->exchange[i];
-        ISO_TRY(iso__periodic_make_average(p->routes, x->size, wire, &x->average));
+        iso__average_config all = *wire;
+        all.gossip = iso__periodic_gossips(p, p->config.lower_count);
+        ISO_TRY(iso__periodic_make_average(p->routes, x->size, &all, &x->average));
         for (int k = 0; k < p->config.lower_count; k++)
             ISO_TRY(iso__periodic_make_average(p->lower[k], x->size, wire, &x->lower[k]));
     }
@@ -108,13 +110,21 @@ static iso_status make_averages(iso__periodic *p) {
     return iso__periodic_set_reference(p);
 }
 
+// Gossip and the mean of all ranks take turns on the same routes.
+static iso_status make_lower(iso__periodic *p, int k) {
+    if (iso__periodic_gossips(p, k)) {
+        p->lower[k] = iso__routes_retain(p->routes);
+        return ISO_OK;
+    }
+    return iso__routes_create_groups(p->comm, p->config.lower_ranks[k], &p->config.topology,
+                                     p->exchange_count, &p->lower[k]);
+}
+
 // Averages have the routes for themselves, so the engine has a node of its own.
 static iso_status make_routes(iso__periodic *p) {
     ISO_TRY(iso__routes_create(p->comm, &p->config.topology, p->exchange_count, &p->routes));
     p->layout = iso__routes_layout(p->routes);
-    for (int k = 0; k < p->config.lower_count; k++)
-        ISO_TRY(iso__routes_create_groups(p->comm, p->config.lower_ranks[k], &p->config.topology,
-                                          p->exchange_count, &p->lower[k]));
+    for (int k = 0; k < p->config.lower_count; k++) ISO_TRY(make_lower(p, k));
     ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->layout->node), true, &p->node));
     return iso__comm_place_subset(p->node, p->layout->world);
 }

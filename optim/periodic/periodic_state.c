@@ -23,6 +23,7 @@ enum {
     ALL_STATE,
     DROPPED,
     MERGES,
+    TURNS,
     COUNT
 };
 _Static_assert((int)COUNT <= (int)ISO__PERIODIC_NUMBERS, "room for all of them");
@@ -39,7 +40,7 @@ static void fill_saved(iso__periodic *p) {
         [AGE] = stats.last_age,       [NODE_STATE] = p->node_equal_state,
         [ALL_STATE] = p->equal_state, [DROPPED] = x->dropped,
         [SENT] = stats.bytes_sent,    [BETWEEN] = stats.bytes_between_nodes,
-        [MERGES] = x->merges,
+        [MERGES] = x->merges,         [TURNS] = x->turns,
     };
     memcpy(p->saved.number, number, sizeof(number));
     memcpy(p->saved.metric, p->metrics, sizeof(p->metrics));
@@ -178,10 +179,12 @@ iso_status iso__periodic_loaded(iso__periodic *p) {
     const int64_t *number = p->saved.number;
     const int64_t first[X_COUNT] = {number[PENDING], number[MEMBER], number[PAYLOAD],
                                     number[DROPPED], number[MERGES]};
-    ISO_CHECK(number[SCOPE] >= ISO_SCOPE_WORLD && number[SCOPE] <= ISO_SCOPE_RANK, ISO_ERR_FORMAT,
-              "the saved state of daso is damaged: its numbers are invalid");
+    ISO_CHECK(number[SCOPE] >= ISO_SCOPE_WORLD && number[SCOPE] <= ISO_SCOPE_RANK &&
+                  number[TURNS] >= 0,
+              ISO_ERR_FORMAT, "the saved state of daso is damaged: its numbers are invalid");
     for (int i = 0; i < p->exchange_count; i++)
         ISO_TRY(load_exchange(&p->exchange[i], i == 0 ? first : p->exchange[i].saved));
+    p->exchange[0].turns = number[TURNS]; // gossip has one exchange
     p->equal = number[EQUAL];
     p->node_equal = number[NODE_EQUAL];
     p->node_equal_state = number[NODE_STATE];

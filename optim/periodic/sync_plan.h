@@ -115,6 +115,7 @@ typedef struct iso__daso_schedule {
     iso_daso_level level[ISO_DASO_LEVELS];
     bool outer, outer_equal; // there is an outer optimizer; its merges leave ranks equal
     int fragments;           // > 1: they take turns
+    int64_t outer_skip;      // of gossip with an outer optimizer; else 0
 } iso__daso_schedule;
 enum { ISO__DASO_SCHEDULE_SAVED = offsetof(iso__daso_schedule, level_count) }; // bytes
 
@@ -169,6 +170,10 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
 // those and RANK before the others. NODE_AVERAGE precedes the last FULL too.
 //
 // With levels, a round ends where iso__daso_level_at names a level, which is that of its SEND.
+//
+// With an outer_skip, a round also ends outer_skip steps after the start of cycling, 2 outer_skip
+// steps after it, and so on, with SEND at level 1 and FULL, whatever the wait. That is gossip's
+// outer step. A SEND at level 0 is gossip.
 //
 // With fragments, fragment f has SEND or MERGE as iso_daso_config says; batches_to_wait 0: SEND and
 // FULL. There are no rounds. The end merges all fragments that are under way.

@@ -2,6 +2,7 @@
 // Gossip: ranks average parameters with one other rank at a time (Stochastic Gradient Push).
 #include "common/daso_fixture.h"
 #include "common/mpi_fixture.h"
+#include "common/outer_model.h"
 #include "common/resume_fixture.h"
 #include "common/tensor_access.h"
 #include "common/types_fixture.h"
@@ -232,6 +233,124 @@ Test(np4_gossip, an_exchange_sends_the_parameters_once) {
     daso_close(&t);
 }
 
+// ---- With an outer optimizer ----------------------------------------------------------------------
+
+// SGP under SlowMo (Wang et al., algorithm 1) on the serial model.
+typedef struct slow_model {
+    daso_model m;
+    outer_model outer;
+    const iso_daso_config *config;
+    double *sent[MODEL_RANKS]; // by gossip
+    int64_t sent_at;           // -1: not under way
+    int exchanges;
+} slow_model;
+
+static void open_slow(slow_model *s, const trainer *t, const daso_case *c) {
+    *s = (slow_model){.config = &c->daso, .sent_at = -1};
+    iso_assert_ok(daso_model_open(&s->m, t, c));
+    for (int r = 0; r < test_size; r++) s->sent[r] = calloc((size_t)s->m.count, sizeof(double));
+}
+
+static void close_slow(slow_model *s) {
+    for (int r = 0; r < test_size; r++) free(s->sent[r]);
+    outer_model_destroy(&s->outer);
+    model_destroy(&s->m);
+}
+
+static void send_gossip(slow_model *s, int64_t step) {
+    for (int r = 0; r < test_size; r++)
+        memcpy(s->sent[r], s->m.rank[r].now, (size_t)s->m.count * sizeof(double));
+    s->sent_at = step;
+}
+
+// Exchange k: what a rank has learned since the send stays.
+static void merge_gossip(slow_model *s) {
+    int rounds = 0, k = s->exchanges++;
+    while (1 << rounds < test_size) rounds++;
+    int distance = rounds > 0 ? (1 << k % rounds) % test_size : 0;
+    for (int to = 0; to < test_size; to++) {
+        const double *mine = s->sent[to], *peer = s->sent[(to + test_size - distance) % test_size];
+        double *x = s->m.rank[to].now;
+        for (int64_t i = 0; i < s->m.count; i++) x[i] += (peer[i] - mine[i]) / 2;
+    }
+    model_push(&s->m);
+    s->sent_at = -1;
+}
+
+// What comes after step number `finished`, from 1.
+static void synchronise(slow_model *s, int64_t finished) {
+    const iso_daso_config *c = s->config;
+    int64_t since =
+        (finished - c->warmup_steps) % c->outer_skip; // 0: a step of the outer optimizer
+    bool sends = since % c->global_skip == 0, end = finished == c->total_steps;
+    bool ripe = finished - s->sent_at == c->batches_to_wait;
+    if (s->sent_at >= 0 && (sends || ripe || end)) merge_gossip(s);
+    if (since == 0) {
+        outer_model_send(&s->outer, 0, finished);
+        outer_model_merge(&s->outer, 0);
+    } else if (sends && !end) {
+        send_gossip(s, finished);
+        if (c->batches_to_wait == 0) merge_gossip(s);
+    }
+    if (end) outer_model_mean(&s->outer);
+}
+
+static void follows_slow_model(const daso_case *c) {
+    trainer t;
+    slow_model s;
+    double apart = 0;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
+    open_slow(&s, &t, c);
+    for (int step = 0; step < c->daso.total_steps; step++) {
+        bool warm = step < c->daso.warmup_steps;
+        if (step == c->daso.warmup_steps)
+            outer_model_create(&s.outer, &s.m, c->daso.outer, c->train.hyper.lr);
+        iso_assert_ok(trainer_step(&t, step, NULL));
+        iso_assert_ok(model_batch(&s.m, step, warm ? ISO_SCOPE_WORLD : ISO_SCOPE_RANK));
+        if (!warm) synchronise(&s, step + 1);
+        iso_assert_all(daso_follows(&t, &s.m, c->daso.outer->name));
+        apart = fmax(apart, model_spread(&s.m));
+    }
+    iso_assert_all(daso_equal(&t) && (test_size < 3 || apart > 1e-4)); // two are equal at once
+    close_slow(&s);
+    daso_close(&t);
+}
+
+static daso_case slow_case(const iso_outer *rule, int64_t period, int64_t wait, int64_t skip) {
+    daso_case c = case_of(period, wait);
+    c.daso.total_steps = 20;
+    c.daso.outer = rule;
+    c.daso.outer_skip = skip;
+    return c;
+}
+
+static void follow_slow_models(void) {
+    daso_case c = slow_case(&iso_outer_slowmo, 1, 0, 5);
+    follows_slow_model(&c); // ends with a step of the outer optimizer
+    c = slow_case(&iso_outer_slowmo, 2, 0, 7);
+    c.daso.warmup_steps = 3;
+    follows_slow_model(&c); // which cuts a period short
+    c = slow_case(&iso_outer_nesterov, 2, 2, 6);
+    follows_slow_model(&c); // what is under way is merged before
+    c = slow_case(&iso_outer_pull, 1, 1, 4);
+    follows_slow_model(&c); // leaves ranks apart
+}
+Test(np1_gossip, slow_momentum_follows_the_paper) { follow_slow_models(); }
+Test(np2_gossip, slow_momentum_follows_the_paper) { follow_slow_models(); }
+Test(np3_gossip, slow_momentum_follows_the_paper) { follow_slow_models(); }
+
+// If it replaces every exchange, there is no gossip.
+Test(np3_gossip, with_outer_steps_only_it_is_local_sgd) {
+    uint64_t gossip, local;
+    daso_case c = slow_case(&iso_outer_slowmo, 3, 0, 3);
+    c.train.build = build_smooth_mixed;
+    iso_assert_ok(daso_hash(MPI_COMM_WORLD, &c, 0, &gossip));
+    c.daso.gossip = false;
+    c.daso.outer_skip = 0;
+    iso_assert_ok(daso_hash(MPI_COMM_WORLD, &c, 0, &local));
+    iso_assert_all(gossip == local);
+}
+
 // ---- Saved state ----------------------------------------------------------------------------------
 
 static uint64_t end_of(const daso_case *c, int stop) {
@@ -252,19 +371,49 @@ static uint64_t end_of(const daso_case *c, int stop) {
     return hash;
 }
 
+static bool goes_on(const daso_case *c, uint64_t expected) {
+    bool same = true;
+    for (int stop = 4; stop < 7; stop++) same = end_of(c, stop) == expected && same;
+    return same;
+}
+
 // With an exchange under way and without, after even and odd numbers of exchanges; and with ranks
 // that are late.
-static void goes_on(void) {
+static void gossip_goes_on(void) {
     for (int wait = 0; wait < 3; wait += 2) {
         daso_case c = case_of(2, wait);
         uint64_t expected = end_of(&c, 0);
         c.delay_us = 3000;
         iso_assert_all(end_of(&c, 0) == expected);
-        for (int stop = 4; stop < 7; stop++) iso_assert_all(end_of(&c, stop) == expected);
+        iso_assert_all(goes_on(&c, expected));
     }
 }
-Test(np3_gossip, goes_on_from_a_saved_state) { goes_on(); }
-Test(np4_gossip, goes_on_from_a_saved_state) { goes_on(); }
+Test(np3_gossip, goes_on_from_a_saved_state) { gossip_goes_on(); }
+Test(np4_gossip, goes_on_from_a_saved_state) { gossip_goes_on(); }
+
+// Before, at and after a step of the outer optimizer, the last with gossip under way.
+static void slow_momentum_goes_on(void) {
+    daso_case c = case_of(1, 1);
+    c.daso.outer = &iso_outer_slowmo;
+    c.daso.outer_skip = 5;
+    iso_assert_all(goes_on(&c, end_of(&c, 0)));
+}
+Test(np2_gossip, goes_on_with_slow_momentum) { slow_momentum_goes_on(); }
+Test(np3_gossip, goes_on_with_slow_momentum) { slow_momentum_goes_on(); }
+
+Test(np2_gossip, another_rhythm_of_outer_steps_is_told) {
+    trainer t;
+    daso_case c = slow_case(&iso_outer_slowmo, 2, 0, 5);
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    train_on(&t, 0, 3);
+    iso_assert_ok(daso_exchange_state(&t, 3, true));
+    daso_close(&t);
+    c.daso.outer_skip = 6;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_status status = daso_exchange_state(&t, 3, false);
+    iso_assert_all(status == ISO_ERR_MISMATCH && strstr(iso_last_error()->message, "every 5"));
+    daso_close(&t);
+}
 
 // ---- Failures and wrong use -----------------------------------------------------------------------
 
@@ -285,18 +434,32 @@ Test(np4_gossip, every_rank_is_told_of_a_failure) {
 }
 
 Test(np2_gossip, what_does_not_go_with_it_is_refused) {
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 7; i++) {
         daso_case c = case_of(4, 1);
         if (i == 0) c.daso.unit = ISO_SCOPE_NODE;
         if (i == 1) c.daso.wire = ISO_WIRE_INT8;
         if (i == 2) c.daso.merge = ISO_MERGE_HEAT;
         if (i == 3) c.daso.state = ISO_STATE_SYNC_AVERAGE;
         if (i == 4) c.daso.policy = ISO_POLICY_QSR, c.daso.max_global_skip = 64;
-        if (i == 5) c.daso.outer = &iso_outer_slowmo;
-        if (i == 6) iso_assert_ok(iso_daso_levels_parse("4:1,8:2", &c.daso));
-        if (i == 7) c.daso.fragments = 2;
+        if (i == 5) iso_assert_ok(iso_daso_levels_parse("4:1,8:2", &c.daso));
+        if (i == 6) c.daso.fragments = 2;
         iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "gossip needs unit ISO_SCOPE_RANK"));
     }
+}
+
+Test(np2_gossip, outer_steps_that_do_not_fit_are_refused) {
+    daso_case c = slow_case(&iso_outer_slowmo, 4, 1, 0);
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "needs an outer_skip of 1 or more, and it is 0"));
+    c.daso.outer_skip = 8;
+    c.daso.global_skip = -1;
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "a given global_skip and batches_to_wait"));
+    c = slow_case(NULL, 4, 1, 8);
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "outer_skip is 8 without gossip and outer"));
+    c = slow_case(&iso_outer_slowmo, 4, 0, 8);
+    c.daso.gossip = false;
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "outer_skip is 8 without gossip and outer"));
+    c = slow_case(&iso_outer_slowmo, 2, 0, 5 + test_rank);
+    iso_assert_all(daso_refused(&c, ISO_ERR_MISMATCH, "outer_skip"));
 }
 
 Test(np3_gossip, ranks_of_which_one_has_local_sgd_are_named) {
