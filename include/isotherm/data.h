@@ -358,6 +358,8 @@ typedef struct iso_batch {
     // [inputs + targets], the type and the shape of each tensor of a sample, also of labels, in
     // this batch; borrowed.
     const iso_tensor_spec *specs;
+    const int64_t *rows; // [inputs + targets], the first dimension of each: n, or as `make` says
+    int input_count, target_count;
 } iso_batch;
 
 // A sample on its way into a batch.
@@ -397,6 +399,29 @@ typedef iso_status (*iso_collate)(const iso_collate_batch *batch, void *user);
 // not so many entries.
 iso_status iso_collate_trim(const iso_collate_batch *batch, int t, int d, int64_t size);
 
+// The tensors that a batch is to have instead, see `make` below.
+typedef struct iso_made_batch {
+    void *const *tensors;   // [inputs + targets] of iso_make_config, in host memory, to be written
+    iso_tensor_spec *specs; // at first those of iso_make_config; shapes may become smaller
+    int64_t *rows;          // the first dimension of each tensor, n at first; 1 to `rows` there
+} iso_made_batch;
+// Writes tensors of another number, type or shape than those of the samples: stacks, pads to the
+// longest sample, adds a mask or lengths. made->tensors[t] must then hold [rows[t], shape...]
+// without gaps. Their contents are undefined before. samples->tensors may be changed;
+// samples->specs must not. Called and fails as iso_collate does. ISO_ERR_ARG in iso_loader_next for
+// a dimension below 1 or above what iso_make_config says.
+typedef iso_status (*iso_make)(const iso_collate_batch *samples, const iso_made_batch *made,
+                               void *user);
+// Memory for the largest batch is allocated once, so that steps allocate nothing.
+typedef struct iso_make_config {
+    int inputs, targets;            // tensors of a batch: at least one input
+    const iso_tensor_spec *tensors; // [inputs + targets], types and largest shapes, without the
+                                    // first dimension; borrowed for the call
+    int64_t rows; // the largest first dimension; 0: the samples of the largest batch
+    bool labels;  // the first target is ISO_I32 and becomes `labels` of iso_batch
+    iso_make make;
+} iso_make_config;
+
 typedef struct iso_loader_config {
     // [channels], borrowed for the call. Images: x = (byte / 255 - mean) / std, or byte / 255 if
     // std is 0. Both NULL: those of the data set, or 0 and 1 if it has none. A first input of f32
@@ -410,7 +435,7 @@ typedef struct iso_loader_config {
     double flip; // probability of a horizontal flip, applied before the shift
     // Augmentation of your own, called for each sample after the above. NULL: none.
     iso_sample_transform transform;
-    void *user; // passed to transform and collate; borrowed until the loader is destroyed
+    void *user; // passed to transform, collate and make; borrowed until the loader is destroyed
     // Threads that prepare batches, at most 1024; 0: one. With one thread and `prefetch` 0, no
     // thread is started. Several threads prepare different batches at the same time, and raise
     // `prefetch` to at least `threads`. The batches, their order and their bits do not depend on
@@ -423,6 +448,10 @@ typedef struct iso_loader_config {
     // and with sides of a ratio of 3/4 to 4/3, resized (torchvision: RandomResizedCrop, with 0.08).
     // It depends on what the other augmentations depend on. 0: none.
     double crop;
+    // Makes the tensors of each batch from those of its samples, after all of the above (PyTorch:
+    // collate_fn). iso_loader_info still describes the samples. Borrowed for the call. NULL: a
+    // batch has the tensors of its samples.
+    const iso_make_config *make;
 } iso_loader_config;
 extern const iso_loader_config iso_loader_default; // the default as an object, for C++
 #ifdef __cplusplus
@@ -435,8 +464,8 @@ typedef struct iso_loader iso_loader;
 // Creates a loader: batches of dataset on device, in the order of a sampler of its own. Takes one
 // reference of dataset, also on failure; retains device. config NULL: the default. ISO_ERR_ARG if
 // the sampler refuses `order`, if only one of mean and std is given, for a shift as large as the
-// image, for a flip or a crop outside [0, 1], or if the first input cannot be normalised, shifted,
-// flipped or cropped.
+// image, for a flip or a crop outside [0, 1], if the first input cannot be normalised, shifted,
+// flipped or cropped, or if a tensor of `make` has no valid type or shape.
 iso_status iso_loader_create_take(iso_device *device, iso_dataset *dataset,
                                   const iso_sampler_config *order, const iso_loader_config *config,
                                   iso_loader **out);

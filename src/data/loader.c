@@ -12,8 +12,14 @@ enum { MOST_AHEAD = 1024 };
 
 // ---- Set-up -------------------------------------------------------------------------------------
 
-static iso_status create_slot(iso_loader *self, int64_t samples, iso__slot *out) {
-    size_t count = (size_t)self->tensors;
+static size_t bytes_of(const iso_tensor_spec *spec) {
+    size_t bytes = iso_dtype_size(spec->dtype);
+    for (int d = 0; d < spec->ndim; d++) bytes *= (size_t)spec->shape[d];
+    return bytes;
+}
+
+static iso_status create_slot(iso_loader *self, int64_t rows, iso__slot *out) {
+    size_t count = (size_t)self->outputs;
     void *memory;
     ISO_TRY(iso__alloc_zero(count * sizeof(iso__upload), &memory));
     out->uploads = memory;
@@ -21,25 +27,28 @@ static iso_status create_slot(iso_loader *self, int64_t samples, iso__slot *out)
     out->tensors = memory;
     ISO_TRY(iso__alloc(count * sizeof(iso_tensor_spec), &memory));
     out->specs = memory;
-    for (int t = 0; t < self->tensors; t++) {
-        out->specs[t] = iso__loader_spec(self, t);
+    ISO_TRY(iso__alloc(count * sizeof(int64_t), &memory));
+    out->rows = memory;
+    for (int t = 0; t < self->outputs; t++) {
+        out->specs[t] = iso__loader_output(self, t);
         if (t == iso__loader_labels(self)) {
-            ISO_TRY(iso__alloc((size_t)samples * self->bytes[t], &memory));
+            ISO_TRY(iso__alloc((size_t)rows * bytes_of(&out->specs[t]), &memory));
             out->labels = memory;
             continue;
         }
-        ISO_TRY(iso__upload_create(self->device, &out->specs[t], samples, &out->uploads[t]));
+        ISO_TRY(iso__upload_create(self->device, &out->specs[t], rows, &out->uploads[t]));
         out->tensors[t] = out->uploads[t].tensor;
     }
     return ISO_OK;
 }
 
 static void destroy_slot(const iso_loader *self, iso__slot *s) {
-    for (int t = 0; s->uploads && t < self->tensors; t++) iso__upload_destroy(&s->uploads[t]);
+    for (int t = 0; s->uploads && t < self->outputs; t++) iso__upload_destroy(&s->uploads[t]);
     iso__free(s->uploads);
     iso__free(s->tensors);
     iso__free(s->labels);
     iso__free(s->specs);
+    iso__free(s->rows);
 }
 
 int64_t iso__loader_largest(const iso_loader *self) {
@@ -48,12 +57,16 @@ int64_t iso__loader_largest(const iso_loader *self) {
     return iso_sampler_batch(self->sampler, 0, &indices);
 }
 
+int64_t iso__loader_rows(const iso_loader *self) {
+    return self->make.rows > 0 ? self->make.rows : iso__loader_largest(self);
+}
+
 static iso_status create_slots(iso_loader *self) {
-    int64_t largest = iso__loader_largest(self);
+    int64_t rows = iso__loader_rows(self);
     void *memory;
     ISO_TRY(iso__alloc_zero((size_t)self->slot_count * sizeof(iso__slot), &memory));
     self->slots = memory;
-    for (int s = 0; s < self->slot_count; s++) ISO_TRY(create_slot(self, largest, &self->slots[s]));
+    for (int s = 0; s < self->slot_count; s++) ISO_TRY(create_slot(self, rows, &self->slots[s]));
     return ISO_OK;
 }
 
@@ -117,6 +130,8 @@ static iso_status set_up(iso_loader *self, const iso_sampler_config *order,
     self->own_transform = config->transform;
     self->collate = config->collate;
     self->user = config->user;
+    ISO_TRY(iso__make_init(config->make, &self->make));
+    self->outputs = self->make.function ? self->make.outputs : self->tensors;
     ISO_TRY(iso__transform_init(&self->transform, self->dataset, config, order->seed));
     ISO_TRY(create_sampler(self, order));
     ISO_TRY(create_workers(self));
@@ -156,6 +171,7 @@ void iso_loader_destroy(iso_loader **loader) {
         iso__worker_free(&self->workers[i]);
     iso__free(self->workers);
     iso__free(self->bytes);
+    iso__make_free(&self->make);
     iso__transform_free(&self->transform);
     iso_sampler_destroy(&self->sampler);
     pthread_cond_destroy(&self->prepared);
@@ -176,7 +192,7 @@ const iso_dataset_info *iso_loader_info(const iso_loader *self) { return &self->
 static iso_status give_back(iso_loader *self) {
     iso__slot *held = self->held;
     self->held = NULL;
-    for (int t = 0; held && t < self->tensors; t++)
+    for (int t = 0; held && t < self->outputs; t++)
         if (held->tensors[t]) ISO_TRY(iso__upload_give_back(&held->uploads[t]));
     return ISO_OK;
 }
@@ -203,8 +219,8 @@ iso_status iso_loader_start(iso_loader *self, int64_t epoch, int64_t first) {
 static iso_status send_batches(iso_loader *self, int64_t ready) {
     for (; self->sent < ready; self->sent++) {
         iso__slot *s = &self->slots[self->sent % self->slot_count];
-        for (int t = 0; t < self->tensors; t++)
-            if (s->tensors[t]) ISO_TRY(iso__upload_send(&s->uploads[t], s->n, &s->specs[t]));
+        for (int t = 0; t < self->outputs; t++)
+            if (s->tensors[t]) ISO_TRY(iso__upload_send(&s->uploads[t], s->rows[t], &s->specs[t]));
     }
     return ISO_OK;
 }
@@ -223,15 +239,19 @@ iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
                                  : iso__worker_prepare(self->workers, k));
     ISO_TRY(send_batches(self, ready));
     iso__slot *from = &self->slots[k % self->slot_count];
-    for (int t = 0; t < self->tensors; t++)
+    int inputs = self->make.function ? self->make.inputs : self->dataset->info.inputs;
+    for (int t = 0; t < self->outputs; t++)
         if (from->tensors[t]) ISO_TRY(iso__upload_take(&from->uploads[t]));
     *out = (iso_batch){.images = from->tensors[0],
                        .labels = from->labels,
                        .n = from->n,
                        .index = k,
                        .inputs = from->tensors,
-                       .targets = from->tensors + self->dataset->info.inputs,
-                       .specs = from->specs};
+                       .targets = from->tensors + inputs,
+                       .specs = from->specs,
+                       .rows = from->rows,
+                       .input_count = inputs,
+                       .target_count = self->outputs - inputs};
     self->held = from;
     self->next = k + 1;
     return ISO_OK;

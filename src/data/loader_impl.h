@@ -9,10 +9,11 @@
 #include <pthread.h>
 
 typedef struct iso__slot {
-    iso__upload *uploads;   // [tensors]; unused for labels
-    iso_tensor **tensors;   // [tensors], as a batch has them
+    iso__upload *uploads;   // [outputs]; unused for labels
+    iso_tensor **tensors;   // [outputs], as a batch has them
     int32_t *labels;        // NULL: there are none
-    iso_tensor_spec *specs; // [tensors], of a sample
+    iso_tensor_spec *specs; // [outputs], without the first dimension
+    int64_t *rows;          // [outputs], the first dimension
     int64_t n;
     bool prepared; // under the lock: its batch is complete, but `ready` is not beyond it yet
 } iso__slot;
@@ -22,14 +23,26 @@ typedef struct iso__slot {
 typedef struct iso__worker {
     iso_loader *loader;
     pthread_t thread;
-    char **batch;      // start of each tensor of the batch
+    char **batch;      // start of each tensor of the batch, or of its samples if it is made
     void **to;         // its place for the sample
     void **room;       // where a callback writes the sample
     const void **from; // where the sample is
     void *first;       // room for a first input that a callback writes before it is normalised; for
                        // a reader, for those of a batch
     iso__pick *picks;  // room for a reader: one for each sample of a batch
+    // If batches are made of their samples; else NULL.
+    void **made;            // [outputs], start of each tensor of the batch
+    iso_tensor_spec *specs; // of the samples
+    void *samples;          // room for them
 } iso__worker;
+
+// Makes batches of tensors of their own. Copied from iso_make_config.
+typedef struct iso__make {
+    iso_make function;           // NULL: a batch has the tensors of its samples
+    int inputs, outputs, labels; // labels: the tensor that holds them; -1: none
+    iso_tensor_spec *tensors;    // [outputs]
+    int64_t rows;                // 0: the samples of the largest batch
+} iso__make;
 
 struct iso_loader {
     iso_dataset *dataset;
@@ -38,8 +51,10 @@ struct iso_loader {
     iso__transform transform;
     iso_sample_transform own_transform; // NULL: none
     iso_collate collate;                // NULL: none
+    iso__make make;                     // make.function NULL: none
     void *user;
     int tensors;      // of a sample
+    int outputs;      // tensors of a batch: as of a sample, unless they are made
     size_t *bytes;    // [tensors], size of each tensor of a sample in a batch
     int slot_count;   // the caller holds one batch while the others are prepared
     iso__slot *slots; // batch k is in slot k % slot_count
@@ -67,11 +82,25 @@ struct iso_loader {
 
 // Returns type and shape of tensor t in a batch: images become real numbers.
 iso_tensor_spec iso__loader_spec(const iso_loader *loader, int t);
-// The tensor that holds labels; -1: none.
+// The same of tensor t of a batch, which may be made of the samples.
+iso_tensor_spec iso__loader_output(const iso_loader *loader, int t);
+// The tensor of a batch that holds labels; -1: none.
 int iso__loader_labels(const iso_loader *loader);
+
+// Copies config, which may be NULL. ISO_ERR_ARG if it is not valid.
+iso_status iso__make_init(const iso_make_config *config, iso__make *out);
+void iso__make_free(iso__make *make);
+// Room for the samples of a batch.
+iso_status iso__make_worker(const iso_loader *loader, iso__worker *worker);
+// Calls the function, and checks what it did. There is nothing to call it for without samples.
+iso_status iso__make_batch(const iso_loader *loader, const iso_collate_batch *samples,
+                           const iso_made_batch *made);
 
 // The samples of the largest batch: none is larger than the first, where there is one.
 int64_t iso__loader_largest(const iso_loader *loader);
+
+// The largest first dimension of a tensor of a batch.
+int64_t iso__loader_rows(const iso_loader *loader);
 
 // Allocates what the preparation of a sample needs, and frees it.
 iso_status iso__worker_init(iso_loader *loader, iso__worker *out);

@@ -10,6 +10,7 @@ enum { AHEAD = 2 };
 
 int iso__loader_labels(const iso_loader *self) {
     const iso_dataset_info *info = &self->dataset->info;
+    if (self->make.function) return self->make.labels;
     return info->classes > 0 ? info->inputs : -1;
 }
 
@@ -17,6 +18,10 @@ iso_tensor_spec iso__loader_spec(const iso_loader *self, int t) {
     iso_tensor_spec spec = self->dataset->info.tensors[t];
     if (t == 0 && self->transform.on) spec.dtype = self->transform.dtype;
     return spec;
+}
+
+iso_tensor_spec iso__loader_output(const iso_loader *self, int t) {
+    return self->make.function ? self->make.tensors[t] : iso__loader_spec(self, t);
 }
 
 iso_status iso__worker_init(iso_loader *loader, iso__worker *out) {
@@ -36,13 +41,16 @@ iso_status iso__worker_init(iso_loader *loader, iso__worker *out) {
     }
     if (loader->dataset->read && loader->transform.on)
         ISO_TRY(iso__alloc(samples * loader->dataset->columns[0].bytes, &out->first));
-    return ISO_OK;
+    return iso__make_worker(loader, out);
 }
 
 void iso__worker_free(iso__worker *self) {
     iso__free(self->batch);
     iso__free(self->first);
     iso__free(self->picks);
+    iso__free(self->made);
+    iso__free(self->specs);
+    iso__free(self->samples);
 }
 
 // Sets `from`, of sample i of the batch.
@@ -94,10 +102,10 @@ static iso_status fill_samples(iso__worker *self, int64_t n, const int64_t *indi
     return ISO_OK;
 }
 
-static iso_status check_collated(const iso_loader *self, const iso__slot *slot) {
+static iso_status check_collated(const iso_loader *self, const iso_tensor_spec *specs) {
     for (int t = 0; t < self->tensors; t++) {
         iso_tensor_spec full = iso__loader_spec(self, t);
-        const iso_tensor_spec *now = &slot->specs[t];
+        const iso_tensor_spec *now = &specs[t];
         ISO_CHECK(now->dtype == full.dtype && now->ndim == full.ndim, ISO_ERR_ARG,
                   "the collate function of a loader changed type or number of dimensions of tensor "
                   "%d: it may only make dimensions smaller",
@@ -111,24 +119,40 @@ static iso_status check_collated(const iso_loader *self, const iso__slot *slot) 
     return ISO_OK;
 }
 
-static iso_status collate_samples(iso__worker *self, iso__slot *slot, int64_t k,
-                                  const int64_t *indices) {
+static iso_status collate_samples(const iso_loader *loader, const iso_collate_batch *batch) {
+    if (!loader->collate) return ISO_OK;
+    iso_status status = loader->collate(batch, loader->user);
+    ISO_CHECK(status >= 0 || iso_last_error()->code == status, status,
+              "the collate function of a loader failed: %s", iso_status_string(status));
+    ISO_TRY(status);
+    ISO_TRY(check_collated(loader, batch->specs));
+    return ISO_OK;
+}
+
+static iso_status make_tensors(iso__worker *self, iso__slot *slot,
+                               const iso_collate_batch *samples) {
+    const iso_loader *loader = self->loader;
+    iso_made_batch made = {.tensors = self->made, .specs = slot->specs, .rows = slot->rows};
+    if (!loader->make.function) return ISO_OK;
+    for (int t = 0; t < loader->outputs; t++) slot->specs[t] = iso__loader_output(loader, t);
+    return iso__make_batch(loader, samples, &made);
+}
+
+// Reads the samples, and makes the tensors of the batch.
+static iso_status fill_tensors(iso__worker *self, iso__slot *slot, int64_t k,
+                               const int64_t *indices) {
     const iso_loader *loader = self->loader;
     iso_collate_batch batch = {.n = slot->n,
                                .samples = indices,
                                .index = k,
                                .epoch = loader->epoch,
                                .tensors = (void *const *)self->batch,
-                               .specs = slot->specs};
-    if (!loader->collate) return ISO_OK;
-    for (int t = 0; t < loader->tensors; t++) slot->specs[t] = iso__loader_spec(loader, t);
+                               .specs = self->specs ? self->specs : slot->specs};
+    ISO_TRY(fill_samples(self, slot->n, indices));
+    for (int t = 0; t < loader->tensors; t++) batch.specs[t] = iso__loader_spec(loader, t);
     if (slot->n > 0) batch.random = iso__transform_random_batch(&loader->transform, indices[0]);
-    iso_status status = loader->collate(&batch, loader->user);
-    ISO_CHECK(status >= 0 || iso_last_error()->code == status, status,
-              "the collate function of a loader failed: %s", iso_status_string(status));
-    ISO_TRY(status);
-    ISO_TRY(check_collated(loader, slot));
-    return ISO_OK;
+    ISO_TRY(collate_samples(loader, &batch));
+    return make_tensors(self, slot, &batch);
 }
 
 // Closes the tensors also on failure, because another epoch may begin.
@@ -136,14 +160,18 @@ static iso_status fill_slot(iso__worker *self, iso__slot *to, int64_t k, const i
     const iso_loader *loader = self->loader;
     iso_status status = ISO_OK;
     int opened = 0, labels = iso__loader_labels(loader);
-    for (; opened < loader->tensors && status >= 0; opened++) {
+    int64_t room = self->made && to->n > 0 ? iso__loader_rows(loader) : to->n;
+    for (; opened < loader->outputs && status >= 0; opened++) {
         void *memory = to->labels;
-        if (opened != labels) status = iso__upload_open(&to->uploads[opened], to->n, &memory);
+        if (opened != labels) status = iso__upload_open(&to->uploads[opened], room, &memory);
         if (status < 0) break;
-        self->batch[opened] = memory;
+        to->rows[opened] = to->n;
+        if (self->made)
+            self->made[opened] = memory;
+        else
+            self->batch[opened] = memory;
     }
-    if (status >= 0) status = fill_samples(self, to->n, indices);
-    if (status >= 0) status = collate_samples(self, to, k, indices);
+    if (status >= 0) status = fill_tensors(self, to, k, indices);
     for (int t = 0; t < opened; t++) {
         iso_status closed = t == labels ? ISO_OK : iso__upload_close(&to->uploads[t]);
         if (status >= 0) status = closed;

@@ -20,6 +20,7 @@ libiso_core_la_SOURCES += src/data/image_folder.c
 libiso_core_la_SOURCES += src/data/image_set.c
 libiso_core_la_SOURCES += src/data/loader.c
 libiso_core_la_SOURCES += src/data/loader_impl.h
+libiso_core_la_SOURCES += src/data/loader_make.c
 libiso_core_la_SOURCES += src/data/loader_threads.c
 libiso_core_la_SOURCES += src/data/loader_upload.c
 libiso_core_la_SOURCES += src/data/loader_upload.h

@@ -16,9 +16,9 @@ typedef struct pending {
     int64_t samples, labels;
 } pending;
 
-static pending count_batch(const iso_batch *batch, const iso_dataset_info *info) {
-    const iso_tensor_spec *spec = &batch->specs[info->inputs];
-    pending out = {batch->n, info->classes > 0 ? batch->n : 0};
+static pending count_batch(const iso_batch *batch) {
+    const iso_tensor_spec *spec = &batch->specs[batch->input_count];
+    pending out = {batch->n, batch->labels ? batch->rows[batch->input_count] : 0};
     for (int d = 0; d < spec->ndim; d++) out.labels *= spec->shape[d];
     return out;
 }
@@ -37,10 +37,9 @@ static iso_status add_batch(iso_loss *loss, pending batch, sums *sum) {
 }
 
 // The model gets all inputs, and gives one output.
-static iso_status forward_batch(iso_module *model, const iso_batch *batch, int inputs,
-                                iso_tensor **output) {
-    iso_tensors in = {.count = inputs}, out;
-    for (int i = 0; i < inputs; i++) in.item[i] = batch->inputs[i];
+static iso_status forward_batch(iso_module *model, const iso_batch *batch, iso_tensor **output) {
+    iso_tensors in = {.count = batch->input_count}, out;
+    for (int i = 0; i < in.count; i++) in.item[i] = batch->inputs[i];
     ISO_TRY(iso_module_forward_many(model, &in, &out));
     ISO_CHECK(out.count == 1, ISO_ERR_ARG,
               "a model to evaluate gives 1 tensor, but this one gave %d", out.count);
@@ -53,27 +52,31 @@ static iso_status launch_loss(iso_loss *loss, iso_tensor *output, const iso_batc
     return iso_loss_compute_tensor(loss, output, batch->targets[0], NULL, NULL);
 }
 
+static iso_status check_batch(const iso_batch *batch) {
+    ISO_CHECK(batch->target_count > 0, ISO_ERR_ARG,
+              "there is nothing to evaluate: the samples have no targets");
+    ISO_CHECK(batch->input_count <= ISO_MODULE_TENSORS, ISO_ERR_UNSUPPORTED,
+              "the samples to evaluate have %d inputs: a module takes at most %d",
+              batch->input_count, ISO_MODULE_TENSORS);
+    return ISO_OK;
+}
+
 static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
                             iso_evaluate_watch watch, void *user, sums *sum) {
     iso_batch batch;
     iso_tensor *output = NULL;
     pending before = {0};
-    const iso_dataset_info *info = iso_loader_info(data);
-    ISO_CHECK(info->targets > 0, ISO_ERR_ARG,
-              "there is nothing to evaluate: the samples have no targets");
-    ISO_CHECK(info->inputs <= ISO_MODULE_TENSORS, ISO_ERR_UNSUPPORTED,
-              "the samples to evaluate have %d inputs: a module takes at most %d", info->inputs,
-              ISO_MODULE_TENSORS);
-    sum->labelled = info->classes > 0;
     ISO_TRY(iso_loader_start(data, 0, 0));
     for (;;) {
         iso_status more = iso_loader_next(data, &batch);
         ISO_TRY(more);
         if (more == ISO_PENDING) return add_batch(loss, before, sum);
-        ISO_TRY(forward_batch(model, &batch, info->inputs, &output));
+        ISO_TRY(check_batch(&batch));
+        ISO_TRY(forward_batch(model, &batch, &output));
         ISO_TRY(add_batch(loss, before, sum));
+        sum->labelled = batch.labels;
         ISO_TRY(launch_loss(loss, output, &batch));
-        before = count_batch(&batch, info);
+        before = count_batch(&batch);
         if (watch) watch(batch.index + 1, user);
     }
 }

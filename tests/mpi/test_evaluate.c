@@ -278,12 +278,10 @@ static iso_status cut_entries(const iso_collate_batch *batch, void *user) {
     return status < 0 ? status : iso_collate_trim(batch, 1, 0, length);
 }
 
-// Padding that a collate function has cut off does not count.
-static void labels_of_collated_batches_count(void) {
+static void evaluate_sequences(const iso_loader_config *how) {
     const iso_tensor_spec tensors[] = {{ISO_F32, 2, {LONG, CLASSES}}, {ISO_I32, 1, {LONG}}};
     const iso_dataset_config config = {
         .count = SEQUENCES, .inputs = 1, .targets = 1, .tensors = tensors, .classes = CLASSES};
-    const iso_loader_config how = {.prefetch = 2, .threads = 2, .collate = cut_entries};
     iso_sampler_config share = {
         .batch = 1, .rank = test_rank, .ranks = test_size, .end = ISO_SAMPLER_SHARE};
     float weight[CLASSES * CLASSES] = {0};
@@ -294,7 +292,7 @@ static void labels_of_collated_batches_count(void) {
     for (int i = 0; i < CLASSES; i++) weight[i * (CLASSES + 1)] = 2;
     iso_assert_ok(iso_device_create("cpu", &s.device));
     iso_assert_ok(iso_dataset_create_callback(&config, read_entries, NULL, &samples));
-    iso_assert_ok(iso_loader_create_take(s.device, samples, &share, &how, &s.loader));
+    iso_assert_ok(iso_loader_create_take(s.device, samples, &share, how, &s.loader));
     iso_assert_ok(iso_linear_create(s.device, CLASSES, CLASSES, false, &rng, &s.model));
     iso_assert_ok(tensor_set(s.model->parameter[0]->value, weight));
     iso_assert_ok(iso_loss_create(s.device, ISO_CROSS_ENTROPY, &s.loss));
@@ -303,6 +301,36 @@ static void labels_of_collated_batches_count(void) {
     iso_assert_all(result.samples == SEQUENCES && result.accuracy == 11.0 / 18);
     destroy(&s);
 }
+
+// Padding that a collate function has cut off does not count.
+static void labels_of_collated_batches_count(void) {
+    const iso_loader_config how = {.prefetch = 2, .threads = 2, .collate = cut_entries};
+    evaluate_sequences(&how);
+}
+
+// Each entry of the sample becomes a row, with its label.
+static iso_status make_rows(const iso_collate_batch *from, const iso_made_batch *made, void *user) {
+    int64_t length = from->samples[0] % LONG + 1;
+    (void)user;
+    memcpy(made->tensors[0], from->tensors[0], (size_t)(length * CLASSES) * sizeof(float));
+    memcpy(made->tensors[1], from->tensors[1], (size_t)length * sizeof(int32_t));
+    made->rows[0] = made->rows[1] = length;
+    return ISO_OK;
+}
+
+// The model gets the inputs that a batch has, and each row's label counts.
+static void what_was_made_counts(void) {
+    const iso_tensor_spec made[] = {{ISO_F32, 1, {CLASSES}}, {.dtype = ISO_I32}};
+    const iso_make_config make = {.inputs = 1,
+                                  .targets = 1,
+                                  .tensors = made,
+                                  .rows = LONG,
+                                  .labels = true,
+                                  .make = make_rows};
+    const iso_loader_config how = {.prefetch = 2, .threads = 2, .make = &make};
+    evaluate_sequences(&how);
+}
+Test(np3_evaluate, what_was_made_counts) { what_was_made_counts(); }
 
 Test(np1_evaluate, labels_of_collated_batches_count) { labels_of_collated_batches_count(); }
 Test(np3_evaluate, labels_of_collated_batches_count) { labels_of_collated_batches_count(); }

@@ -41,20 +41,28 @@ static iso_status read_sequence(int64_t i, void *const *to, void *user) {
     return ISO_OK;
 }
 
-static iso_loader *load(iso_collate collate, void *user, int prefetch, int threads) {
+static iso_status create_loader(const iso_loader_config *how, iso_loader **out) {
     const iso_dataset_config config = {
         .count = SAMPLES, .inputs = 2, .targets = 2, .tensors = tensors, .classes = 7};
-    const iso_loader_config how = {
-        .prefetch = prefetch, .threads = threads, .collate = collate, .user = user};
     iso_dataset *dataset;
     iso_device *device;
-    iso_loader *out;
     cr_assert_eq(iso_device_create(test_device(), &device), ISO_OK);
     cr_assert_eq(iso_dataset_create_callback(&config, read_sequence, NULL, &dataset), ISO_OK);
-    cr_assert_eq(iso_loader_create_take(device, dataset, &shuffled, &how, &out), ISO_OK, "%s",
-                 iso_last_error()->message);
+    iso_status status = iso_loader_create_take(device, dataset, &shuffled, how, out);
     iso_device_destroy(&device);
+    return status;
+}
+
+static iso_loader *load_as(const iso_loader_config *how) {
+    iso_loader *out;
+    cr_assert_eq(create_loader(how, &out), ISO_OK, "%s", iso_last_error()->message);
     return out;
+}
+
+static iso_loader *load(iso_collate collate, void *user, int prefetch, int threads) {
+    const iso_loader_config how = {
+        .prefetch = prefetch, .threads = threads, .collate = collate, .user = user};
+    return load_as(&how);
 }
 
 // ---- Cut to the longest -------------------------------------------------------------------------
@@ -108,7 +116,8 @@ static void check_cut(const iso_batch *batch, const int64_t *samples) {
     check_values(batch, samples, longest);
 }
 
-static void check_epochs(iso_loader *loader) {
+static void check_epochs(iso_loader *loader,
+                         void (*check)(const iso_batch *batch, const int64_t *samples)) {
     iso_sampler_config order = shuffled;
     iso_sampler *sampler;
     iso_batch batch;
@@ -121,7 +130,7 @@ static void check_epochs(iso_loader *loader) {
         for (int64_t k = 0; k < iso_loader_batches(loader); k++) {
             cr_assert_eq(iso_loader_next(loader, &batch), ISO_OK, "%s", iso_last_error()->message);
             cr_assert_eq(iso_sampler_batch(sampler, k, &samples), batch.n);
-            check_cut(&batch, samples);
+            check(&batch, samples);
         }
     }
     iso_sampler_destroy(&sampler);
@@ -146,7 +155,7 @@ Test(collate, cuts_sequences_to_the_longest_of_the_batch) {
         for (int threads = 0; threads <= 4; threads += 2) {
             iso_loader *loader = load(cut_padding, NULL, prefetch, threads);
             count_allocations(loader);
-            check_epochs(loader);
+            check_epochs(loader, check_cut);
             iso_loader_destroy(&loader);
         }
 }
@@ -206,6 +215,155 @@ Test(collate, draws_the_same_whatever_the_number_of_threads) {
     iso_loader_destroy(&many);
 }
 
+// ---- Tensors of their own -----------------------------------------------------------------------
+
+// The sequences of a batch one after the other, [1, all, DEEP] of their first feature, their
+// tokens padded to the longest, a mask [n, longest], labels, and where each sequence ends, [n + 1].
+static const iso_tensor_spec made_tensors[] = {{ISO_F32, 2, {SIZE * MOST, DEEP}},
+                                               {ISO_F64, 1, {MOST}},
+                                               {ISO_U8, 1, {MOST}},
+                                               {ISO_I32, 1, {MOST}},
+                                               {.dtype = ISO_I64}};
+enum { PACKED, PADDED, MASK, LABELS, ENDS, MADE };
+
+static void pack_sequence(const iso_collate_batch *from, int64_t i, int64_t first, float *to) {
+    const float *x = (const float *)from->tensors[1] + i * WIDE * MOST * DEEP;
+    int64_t length = ((const int64_t *)from->tensors[3])[i];
+    memcpy(to + first * DEEP, x, (size_t)(length * DEEP) * sizeof(float));
+}
+
+static iso_status make_sequences(const iso_collate_batch *from, const iso_made_batch *made,
+                                 void *user) {
+    const int64_t *lengths = from->tensors[3];
+    int64_t *ends = made->tensors[ENDS], longest = 1;
+    (void)user;
+    ends[0] = 0;
+    for (int64_t i = 0; i < from->n; i++) {
+        pack_sequence(from, i, ends[i], made->tensors[PACKED]);
+        ends[i + 1] = ends[i] + lengths[i];
+        if (lengths[i] > longest) longest = lengths[i];
+    }
+    for (int64_t k = 0; k < from->n * longest; k++) {
+        int64_t i = k / longest, at = k % longest, sample = i * MOST + at;
+        ((double *)made->tensors[PADDED])[k] = (double)((int64_t *)from->tensors[0])[sample];
+        ((uint8_t *)made->tensors[MASK])[k] = at < lengths[i];
+        ((int32_t *)made->tensors[LABELS])[k] = ((int32_t *)from->tensors[2])[sample];
+    }
+    made->rows[PACKED] = 1;
+    made->specs[PACKED].shape[0] = ends[from->n];
+    for (int t = PADDED; t <= LABELS; t++) made->specs[t].shape[0] = longest;
+    made->rows[ENDS] = from->n + 1;
+    return ISO_OK;
+}
+
+static const iso_make_config sequences = {.inputs = 3,
+                                          .targets = 2,
+                                          .tensors = made_tensors,
+                                          .rows = SIZE + 1,
+                                          .labels = true,
+                                          .make = make_sequences};
+
+static iso_loader *load_made(const iso_make_config *make, iso_collate collate, void *user,
+                             int prefetch, int threads) {
+    const iso_loader_config how = {
+        .prefetch = prefetch, .threads = threads, .collate = collate, .make = make, .user = user};
+    return load_as(&how);
+}
+
+static void check_shape(const iso_batch *batch, int t, int64_t rows, int64_t first) {
+    const iso_tensor *x = t < 3 ? batch->inputs[t] : batch->targets[t - 3];
+    cr_assert(batch->rows[t] == rows && batch->specs[t].dtype == made_tensors[t].dtype);
+    if (batch->specs[t].ndim > 0) cr_assert_eq(batch->specs[t].shape[0], first);
+    if (t == LABELS) {
+        cr_assert(!x && batch->labels);
+        return;
+    }
+    cr_assert_eq(iso_tensor_ndim(x), made_tensors[t].ndim + 1);
+    cr_assert_eq(iso_tensor_shape(x)[0], rows);
+    if (batch->specs[t].ndim > 0) cr_assert_eq(iso_tensor_shape(x)[1], first);
+}
+
+static void check_packed(const iso_batch *batch, const int64_t *samples, const int64_t *ends) {
+    float packed[SIZE * MOST * DEEP];
+    cr_assert_eq(tensor_get(batch->inputs[PACKED], packed), ISO_OK);
+    for (int64_t i = 0; i < batch->n; i++)
+        for (int64_t k = 0; k < length_of(samples[i]) * DEEP; k++)
+            cr_assert_eq(packed[ends[i] * DEEP + k],
+                         feature_of(samples[i], 0, (int)(k / DEEP), (int)(k % DEEP)));
+}
+
+static void check_made(const iso_batch *batch, const int64_t *samples) {
+    int64_t longest = longest_of(samples, batch->n), ends[SIZE + 1], end = 0;
+    double padded[SIZE * MOST];
+    uint8_t mask[SIZE * MOST];
+    for (int t = PADDED; t <= LABELS; t++) check_shape(batch, t, batch->n, longest);
+    check_shape(batch, ENDS, batch->n + 1, 0);
+    cr_assert_eq(tensor_get(batch->inputs[PADDED], padded), ISO_OK);
+    cr_assert_eq(tensor_get(batch->inputs[MASK], mask), ISO_OK);
+    cr_assert_eq(tensor_get(batch->targets[1], ends), ISO_OK);
+    for (int64_t i = 0; i < batch->n; i++) {
+        cr_assert_eq(ends[i], end);
+        end += length_of(samples[i]);
+        for (int64_t at = 0; at < longest; at++) {
+            cr_assert_eq(padded[i * longest + at], (double)token_of(samples[i], (int)at));
+            cr_assert_eq(mask[i * longest + at], at < length_of(samples[i]));
+            cr_assert_eq(batch->labels[i * longest + at], label_of(samples[i], (int)at));
+        }
+    }
+    cr_assert_eq(ends[batch->n], end);
+    check_shape(batch, PACKED, 1, end);
+    check_packed(batch, samples, ends);
+}
+
+Test(collate, makes_tensors_of_another_shape) {
+    for (int prefetch = 0; prefetch < 4; prefetch += 3)
+        for (int threads = 0; threads <= 4; threads += 2) {
+            iso_loader *loader = load_made(&sequences, NULL, NULL, prefetch, threads);
+            count_allocations(loader);
+            check_epochs(loader, check_made);
+            iso_loader_destroy(&loader);
+        }
+}
+
+// What a collate function makes of the samples is what they are made of.
+static iso_status negate_tokens(const iso_collate_batch *batch, void *user) {
+    int64_t *tokens = batch->tensors[0];
+    (void)user;
+    for (int64_t k = 0; k < batch->n * MOST; k++) tokens[k] = -tokens[k];
+    return iso_collate_trim(batch, 0, 0, 1);
+}
+
+static iso_status keep_first(const iso_collate_batch *from, const iso_made_batch *made,
+                             void *user) {
+    (void)user;
+    if (from->specs[0].shape[0] != 1) return iso_error_set(ISO_ERR_ARG, "not cut");
+    for (int64_t i = 0; i < from->n; i++)
+        ((int64_t *)made->tensors[0])[i] = ((int64_t *)from->tensors[0])[i];
+    return ISO_OK;
+}
+
+Test(collate, is_called_before_tensors_are_made) {
+    static const iso_tensor_spec one = {.dtype = ISO_I64};
+    const iso_make_config make = {.inputs = 1, .tensors = &one, .make = keep_first};
+    iso_loader *loader = load_made(&make, negate_tokens, NULL, 2, 1);
+    iso_sampler_config order = shuffled;
+    iso_sampler *sampler;
+    iso_batch batch;
+    const int64_t *samples;
+    order.count = SAMPLES;
+    cr_assert_eq(iso_sampler_create(&order, &sampler), ISO_OK);
+    cr_assert_eq(iso_loader_start(loader, 0, 0), ISO_OK);
+    for (int64_t k = 0; iso_loader_next(loader, &batch) == ISO_OK; k++) {
+        int64_t tokens[SIZE];
+        cr_assert(!batch.labels && iso_tensor_ndim(batch.images) == 1);
+        cr_assert_eq(tensor_get(batch.images, tokens), ISO_OK);
+        iso_sampler_batch(sampler, k, &samples);
+        for (int64_t i = 0; i < batch.n; i++) cr_assert_eq(tokens[i], -token_of(samples[i], 0));
+    }
+    iso_sampler_destroy(&sampler);
+    iso_loader_destroy(&loader);
+}
+
 // ---- Errors -------------------------------------------------------------------------------------
 
 enum { GROW, EMPTY, RETYPE, FAIL, MUTE, TRIM_MORE, TRIM_WHERE, WRONG };
@@ -251,4 +409,75 @@ Test(collate, its_errors_come_with_their_batch) {
         }
         iso_loader_destroy(&loader);
     }
+}
+
+enum { ROWS, NO_ROWS, LONG, NO_SIZE, KIND, MAKE_FAIL, MAKE_MUTE, MAKE_WRONG };
+
+static iso_status make_wrong(const iso_collate_batch *from, const iso_made_batch *made,
+                             void *user) {
+    iso_status status = make_sequences(from, made, NULL);
+    if (from->epoch > 0 || from->index != 2) return status;
+    switch (*(int *)user) {
+    case ROWS: made->rows[ENDS] = SIZE + 2; return ISO_OK;
+    case NO_ROWS: made->rows[MASK] = 0; return ISO_OK;
+    case LONG: made->specs[PACKED].shape[0] = SIZE * MOST + 1; return ISO_OK;
+    case NO_SIZE: made->specs[LABELS].shape[0] = 0; return ISO_OK;
+    case KIND: made->specs[PADDED].ndim = 0; return ISO_OK;
+    case MAKE_FAIL: return iso_error_set(ISO_ERR_IO, "no room for batch %d", (int)from->index);
+    default: return ISO_ERR_FORMAT; // without a message
+    }
+}
+
+static const char *const make_words[MAKE_WRONG] = {
+    [ROWS] = "made the first dimension of tensor 4 6: it may be 1 to 5",
+    [NO_ROWS] = "made the first dimension of tensor 2 0: it may be 1 to 5",
+    [LONG] = "made dimension 0 of a row of tensor 0 37: it may be 1 to 36",
+    [NO_SIZE] = "made dimension 0 of a row of tensor 3 0: it may be 1 to 9",
+    [KIND] = "changed type or number of dimensions of tensor 1",
+    [MAKE_FAIL] = "no room for batch 2",
+    [MAKE_MUTE] = "the make function of a loader failed: "};
+
+Test(collate, errors_of_what_makes_tensors_come_with_their_batch) {
+    iso_make_config make = sequences;
+    make.make = make_wrong;
+    for (int i = 0; i < 2 * MAKE_WRONG; i++) {
+        int wrong = i % MAKE_WRONG, ahead = i < MAKE_WRONG ? 0 : 2;
+        iso_loader *loader = load_made(&make, NULL, &wrong, ahead, ahead);
+        iso_batch batch;
+        cr_assert_eq(iso_loader_start(loader, 0, 0), ISO_OK);
+        for (int k = 0; k < 2; k++) cr_assert_eq(iso_loader_next(loader, &batch), ISO_OK);
+        cr_assert_lt(iso_loader_next(loader, &batch), 0);
+        cr_assert(strstr(iso_last_error()->message, make_words[wrong]), "%s",
+                  iso_last_error()->message);
+        cr_assert_eq(iso_loader_start(loader, 1, 0), ISO_OK);
+        for (int64_t k = 0; k < iso_loader_batches(loader); k++)
+            cr_assert_eq(iso_loader_next(loader, &batch), ISO_OK);
+        iso_loader_destroy(&loader);
+    }
+}
+
+static void refuse_make(iso_make_config make, const char *said) {
+    const iso_loader_config how = {.make = &make};
+    iso_loader *loader = NULL;
+    cr_assert_eq(create_loader(&how, &loader), ISO_ERR_ARG);
+    cr_assert(!loader && strstr(iso_last_error()->message, said), "%s", iso_last_error()->message);
+}
+
+Test(collate, tensors_that_cannot_be_made_are_refused) {
+    static const iso_tensor_spec half = {.dtype = ISO_F16}, empty = {ISO_F32, 1, {0}};
+    iso_make_config make = sequences;
+    make.inputs = 0;
+    refuse_make(make, "at least one input");
+    make = sequences;
+    make.targets = 0;
+    refuse_make(make, "without a target that holds them");
+    make.labels = false;
+    make.inputs = 1;
+    make.tensors = &half;
+    refuse_make(make, "has elements f16: give f32, f64, i64, i32 or u8");
+    make.tensors = &empty;
+    refuse_make(make, "dimension 0 of tensor 0 of the batches that a loader is to make is 0");
+    make = sequences;
+    make.inputs = 2;
+    refuse_make(make, "tensor 2 of the batches that a loader is to make has elements u8: give i32");
 }
