@@ -118,12 +118,7 @@ iso_module *iso__dp_optimizer_module(const iso_optimizer *optimizer) {
     return iso_container_of(optimizer, dp_optimizer, base)->module;
 }
 
-iso_status iso_dp_optimizer_release(iso_optimizer **tied, iso_optimizer **out) {
-    ISO_CHECK((*tied)->ops == &dp_optimizer_ops, ISO_ERR_ARG,
-              "a %s optimizer is not tied to a DataParallel: release the one that "
-              "iso_dp_optimizer_create_take made",
-              (*tied)->ops->name);
-    dp_optimizer *self = self_of(*tied);
+static iso_status check_release(const dp_optimizer *self) {
     ISO_CHECK(!iso__reducer_shares_updates(self->reducer), ISO_ERR_UNSUPPORTED,
               "with ZeRO each rank has a share of the optimizer state: move it by a state dict");
     ISO_CHECK(iso_data_parallel_module(self->module), ISO_ERR_ARG,
@@ -131,6 +126,30 @@ iso_status iso_dp_optimizer_release(iso_optimizer **tied, iso_optimizer **out) {
     ISO_CHECK(!iso__reducer_in_backward(self->reducer), ISO_ERR_STATE,
               "an optimizer cannot be released inside a backward, whose gradients are on their "
               "way: call it after iso_data_parallel_end_backward");
+    return ISO_OK;
+}
+
+// Periodic modes that wrap it end first.
+static iso_status leave_modes(iso_optimizer **tied) {
+    while ((*tied)->ops->release) {
+        iso_optimizer *inner;
+        ISO_TRY((*tied)->ops->release(*tied, &inner));
+        iso_optimizer_destroy(tied);
+        *tied = inner;
+    }
+    return ISO_OK;
+}
+
+iso_status iso_dp_optimizer_release(iso_optimizer **tied, iso_optimizer **out) {
+    iso_optimizer *within = *tied;
+    while (within->ops->release) within = within->ops->inner(within);
+    ISO_CHECK(within->ops == &dp_optimizer_ops, ISO_ERR_ARG,
+              "a %s optimizer is not tied to a DataParallel: release the one that "
+              "iso_dp_optimizer_create_take made",
+              within->ops->name);
+    dp_optimizer *self = self_of(within);
+    ISO_TRY(check_release(self));
+    ISO_TRY(leave_modes(tied));
     ISO_TRY(iso_data_parallel_finish(self->module));
     *out = self->inner;
     self->inner = NULL;

@@ -84,6 +84,10 @@ typedef struct iso_optimizer_ops {
     iso_status (*state)(iso_optimizer *self, iso_state *state);
     iso_status (*loaded)(iso_optimizer *self);
     bool ranks_differ; // ranks may have different parameters between steps
+    // Of a wrapper around a tied optimizer, for iso_dp_optimizer_release: completes its work and
+    // gives up the wrapped optimizer; `destroy` is called next. NULL: it is not a wrapper that can
+    // be left.
+    iso_status (*release)(iso_optimizer *self, iso_optimizer **inner);
 } iso_optimizer_ops;
 
 struct iso_optimizer {
@@ -117,21 +121,29 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_p
 // (PyTorch: _update_process_group), where module is the wrapped module:
 //
 //     iso_module_retain(module);
+//     iso_reducer_get_hook_memory(iso_data_parallel_reducer(data_parallel), &memory);
 //     iso_dp_optimizer_release(&optimizer, &inner);
 //     iso_module_destroy(&data_parallel);
 //     iso_sync_batchnorm_convert(module, new_comm, NULL); // if it has any of these
 //     iso_data_parallel_create_take(module, new_comm, &config, &data_parallel);
+//     iso_reducer_set_hook_memory(iso_data_parallel_reducer(data_parallel), memory, NULL);
 //     iso_dp_optimizer_create_take(inner, data_parallel, &optimizer);
+//     iso_hook_memory_destroy(&memory);
 //
 // The last calls are collective over the new communicator only. Parameters and buffers become
 // those of its rank 0; the optimizer state stays that of each rank, so ranks that come from
 // elsewhere load the state of another one first (isotherm/state_dict.h). Training then has the bits
-// of a run that begins on the new communicator with these parameters and this state. What a
-// communication hook remembers, statistics and pre-sync hooks begin anew; gradients are discarded.
+// of a run that begins on the new communicator with these parameters and this state. The calls with
+// `memory` move what a communication hook remembers (isotherm/reducer.h); without them it begins
+// anew. Statistics and pre-sync hooks begin anew; gradients are discarded.
+//
+// A periodic mode (isotherm/daso.h) on top is ended first, as by iso_daso_finish: parameters become
+// the mean over all ranks of the old communicator. Its period, the anchor and the momentum of an
+// outer optimizer belong to a run of total_steps, so they are not kept: create a new one for the
+// steps that are left.
 //
 // Collective over the old communicator. With nothing changed: ISO_ERR_STATE during a backward,
-// ISO_ERR_UNSUPPORTED with ZeRO, ISO_ERR_ARG for an optimizer that is not tied to a data_parallel
-// itself, such as a daso optimizer.
+// ISO_ERR_UNSUPPORTED with ZeRO, ISO_ERR_ARG for an optimizer that is not tied to a data_parallel.
 iso_status iso_dp_optimizer_release(iso_optimizer **tied, iso_optimizer **out);
 
 // Makes a step: updates the parameters. For a tied optimizer it only freezes the hyperparameters,

@@ -399,6 +399,28 @@ iso_status iso_reducer_set_weight(iso_reducer *reducer, double weight, double to
 // step() as the other ranks do.
 iso_status iso_reducer_shadow(iso_reducer *reducer);
 
+// ---- What a communication hook remembers ------------------------------------------------------------
+//
+// Error feedback, the directions of PowerSGD, the number of exchanges: what the hook of a reducer
+// keeps from step to step. In PyTorch it is part of the hook's state, which outlives a process
+// group. Here it can be copied from a reducer to one that is created later, for example with
+// another communicator.
+typedef struct iso_hook_memory iso_hook_memory;
+// Collective: completes pending exchanges. Then copies what the hook of this rank remembers.
+// ISO_ERR_STATE during a backward.
+iso_status iso_reducer_get_hook_memory(iso_reducer *reducer, iso_hook_memory **out);
+// Collective, before the first backward or between steps; completes pending exchanges. The hook
+// goes on with this rank's memory, which is copied and must be of a hook of the same name. NULL:
+// this rank has none. Error feedback is not scaled if the number of ranks has changed: what was
+// left out is added as it is. A bucket takes over the memory of a bucket with the same parameters,
+// or pieces, in the same places, and with the same floats of state. Others keep theirs, which is 0
+// at first. If ranks have memory of other hooks, buckets or numbers of exchanges, or some have
+// none, nothing moves on any rank. *buckets (may be NULL): how many took over memory, the same on
+// all ranks. ISO_ERR_STATE during a backward of any rank.
+iso_status iso_reducer_set_hook_memory(iso_reducer *reducer, const iso_hook_memory *memory,
+                                       int *buckets);
+void iso_hook_memory_destroy(iso_hook_memory **memory);
+
 // ---- Statistics -------------------------------------------------------------------------------------
 
 typedef struct iso_reducer_stats {

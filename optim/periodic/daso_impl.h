@@ -19,6 +19,6 @@ typedef struct iso__daso_ops {
 #define ISO__DASO_OPS                                                                              \
     .base.zero_grad = iso__periodic_zero_grad, .base.update = iso__periodic_update,                \
     .base.destroy = iso__periodic_free, .base.inner = iso__periodic_inner,                         \
-    .base.ranks_differ = true
+    .base.release = iso__periodic_release, .base.ranks_differ = true
 
 #endif

@@ -170,6 +170,7 @@ void iso__periodic_zero_grad(iso_optimizer *owner);
 iso_status iso__periodic_update(iso_optimizer *owner, int i, const void *gradient, double scale,
                                 const iso_hyper *hyper);
 iso_optimizer *iso__periodic_inner(iso_optimizer *owner);
+iso_status iso__periodic_release(iso_optimizer *owner, iso_optimizer **inner);
 void iso__periodic_free(iso_optimizer *owner);
 
 // ---- periodic.c -----------------------------------------------------------------------------------

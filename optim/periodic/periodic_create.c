@@ -209,6 +209,16 @@ void iso__periodic_destroy(iso__periodic *p) {
 
 iso_optimizer *iso__periodic_inner(iso_optimizer *owner) { return iso__periodic_of(owner)->inner; }
 
+// The module then averages over all ranks again, as before.
+iso_status iso__periodic_release(iso_optimizer *owner, iso_optimizer **inner) {
+    iso__periodic *p = iso__periodic_of(owner);
+    ISO_TRY(iso__periodic_finish(p, false));
+    ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, ISO_SCOPE_WORLD));
+    *inner = p->inner;
+    p->inner = NULL;
+    return ISO_OK;
+}
+
 void iso__periodic_zero_grad(iso_optimizer *owner) {
     iso_optimizer_zero_grad(iso__periodic_of(owner)->inner);
 }

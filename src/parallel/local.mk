@@ -28,6 +28,7 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/appliers.h \
     src/parallel/reducer/factors.c \
     src/parallel/reducer/factors.h \
+    src/parallel/reducer/hook_memory.c \
     src/parallel/reducer/layout.c \
     src/parallel/reducer/layout.h \
     src/parallel/reducer/layout_ask.c \
