@@ -138,7 +138,7 @@ static iso_status compare_marks(iso_comm *comm, uint64_t mark, bool *same) {
 
 iso_status iso_reducer_set_hook_memory(iso_reducer *r, const iso_hook_memory *m, int *buckets) {
     uint64_t mark = 0;
-    bool same, mine = is_of_hook(r, m);
+    bool same = false, mine = is_of_hook(r, m);
     int moved = 0;
     ISO_TRY(iso_comm_agree(r->world, check_quiet(r)));
     ISO_TRY(iso_reducer_finish(r));
