@@ -28,6 +28,7 @@ const iso__rule iso__rule_adadelta = {
     .ops = ISO_BASE_OPTIMIZER_OPS("adadelta"),
     .defaults = {.lr = 1.0, .rho = 0.9, .eps = 1e-6},
     .state_name = {"square_avg", "acc_delta"},
+    .squares = 0x3,
     .check = check_hyper,
     .apply = update_piece,
 };

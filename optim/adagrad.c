@@ -39,6 +39,7 @@ const iso__rule iso__rule_adagrad = {
     .ops = ISO_BASE_OPTIMIZER_OPS("adagrad"),
     .defaults = {.lr = 1e-2, .eps = 1e-10},
     .state_name = {"sum"},
+    .squares = 0x1,
     .check = check_hyper,
     .apply = update_piece,
     .start = fill_sum,

@@ -49,6 +49,7 @@ const iso__rule iso__rule_lamb = {
     .ops = ISO_BASE_OPTIMIZER_OPS("lamb"),
     .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-6, .weight_decay = 0.01},
     .state_name = {"exp_avg", "exp_avg_sq"},
+    .squares = 0x2,
     .check = iso__check_moments,
     .apply = update_piece,
     .measure = measure_piece,

@@ -41,6 +41,7 @@ const iso__rule iso__rule_nadam = {
     .ops = ISO_BASE_OPTIMIZER_OPS("nadam"),
     .defaults = {.lr = 2e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .momentum_decay = 4e-3},
     .state_name = {"exp_avg", "exp_avg_sq"},
+    .squares = 0x2,
     .factor = momentum_at,
     .product_name = "mu_product",
     .check = check_hyper,

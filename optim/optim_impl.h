@@ -60,6 +60,7 @@ typedef struct iso__rule {
     iso_optimizer_ops ops;
     iso_hyper defaults;
     const char *state_name[ISO_OPTIMIZER_STATES]; // PyTorch's; NULL: no further state
+    unsigned squares; // bit k: state k is a mean or sum of squares, and never negative
     // Whether an optimizer created with these hyperparameters has state `kind`. NULL: it has all of
     // them.
     bool (*has_state)(int kind, const iso_hyper *hyper);

@@ -43,6 +43,7 @@ const iso__rule iso__rule_rmsprop = {
     .ops = ISO_BASE_OPTIMIZER_OPS("rmsprop"),
     .defaults = {.lr = 1e-2, .alpha = 0.99, .eps = 1e-8},
     .state_name = {"square_avg", "momentum_buffer", "grad_avg"},
+    .squares = 0x1,
     .needs_state = needs_state,
     .check = check_hyper,
     .apply = update_piece,

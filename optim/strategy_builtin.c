@@ -264,6 +264,14 @@ static iso_status check_fragments(const iso_strategy_context *context, const iso
     return ISO_OK;
 }
 
+static iso_status check_state(const iso_daso_config *c) {
+    bool fine = c->wire == ISO_WIRE_F32 || c->wire == ISO_WIRE_BF16 || c->wire == ISO_WIRE_F16;
+    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE || fine, ISO_ERR_ARG,
+              "with --state average second moments travel, too, and this --wire would lose small "
+              "ones: give --wire f32, bf16 or f16");
+    return ISO_OK;
+}
+
 static iso_status check_daso(const iso_strategy_context *context, char *warning, void *user) {
     static const iso__daso_names options = {"", "--period", "--wait", "--max-period", "--policy"};
     iso_daso_config c;
@@ -274,6 +282,7 @@ static iso_status check_daso(const iso_strategy_context *context, char *warning,
     ISO_TRY(check_fragments(context, &c));
     ISO_CHECK(c.level_count == 0 || c.policy == ISO_POLICY_FIXED, ISO_ERR_ARG,
               "--levels and --policy cannot be combined: remove one of them");
+    ISO_TRY(check_state(&c));
     ISO_TRY(iso__daso_levels_check(&c, context->comm ? iso_comm_size(context->comm) : 0));
     ISO_TRY(iso__daso_rhythm_check(&c, &options));
     ISO_CHECK(!both_given(context, "warmup", "cooldown") || c.warmup + c.cooldown <= 1, ISO_ERR_ARG,

@@ -132,7 +132,8 @@ typedef enum iso_merge {
 // of these ranks takes the largest count. ISO_STATE_SYNC_RESET does not reset counts.
 typedef enum iso_state_sync {
     ISO_STATE_SYNC_KEEP, // each rank keeps its own
-    // Travels too, and becomes (2 S now + P mean) / (2 S + P), which keeps second moments >= 0.
+    // Travels too, and becomes (2 S now + P mean) / (2 S + P). Needs ISO_WIRE_F32, ISO_WIRE_BF16 or
+    // ISO_WIRE_F16: others would lose small second moments beside large ones (ISO_ERR_ARG).
     ISO_STATE_SYNC_AVERAGE,
     ISO_STATE_SYNC_RESET // state: zero; buffers: their values when the optimizer was created
 } iso_state_sync;

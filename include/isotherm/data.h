@@ -405,18 +405,15 @@ typedef struct iso_made_batch {
     iso_tensor_spec *specs; // at first those of iso_make_config; shapes may become smaller
     int64_t *rows;          // the first dimension of each tensor, n at first; 1 to `rows` there
 } iso_made_batch;
-// Writes tensors of another number, type or shape than those of the samples: stacks, pads to the
-// longest sample, adds a mask or lengths. made->tensors[t] must then hold [rows[t], shape...]
-// without gaps. Their contents are undefined before. samples->tensors may be changed;
-// samples->specs must not. Called and fails as iso_collate does. ISO_ERR_ARG in iso_loader_next for
-// a dimension below 1 or above what iso_make_config says.
+// Writes tensors of another number, type or shape than those of the samples: stacks, pads, adds a
+// mask or lengths. made->tensors[t], undefined before, must then hold [rows[t], shape...] without
+// gaps. May change samples->tensors, but not samples->specs. Called and fails as iso_collate does.
+// ISO_ERR_ARG in iso_loader_next for a dimension below 1 or above what iso_make_config says.
 typedef iso_status (*iso_make)(const iso_collate_batch *samples, const iso_made_batch *made,
                                void *user);
-// Memory for the largest batch is allocated once, so that steps allocate nothing.
 typedef struct iso_make_config {
     int inputs, targets;            // tensors of a batch: at least one input
-    const iso_tensor_spec *tensors; // [inputs + targets], types and largest shapes, without the
-                                    // first dimension; borrowed for the call
+    const iso_tensor_spec *tensors; // [inputs + targets]: largest shapes of a row; borrowed
     int64_t rows; // the largest first dimension; 0: the samples of the largest batch
     bool labels;  // the first target is ISO_I32 and becomes `labels` of iso_batch
     iso_make make;
@@ -441,16 +438,13 @@ typedef struct iso_loader_config {
     // `prefetch` to at least `threads`. The batches, their order and their bits do not depend on
     // the number of threads.
     int threads;
-    // Called for each batch after all of the above (PyTorch: collate_fn). NULL: none.
-    iso_collate collate;
-    // Augmentation of the pictures of iso_dataset_open_images, before a flip and a shift: an image
-    // is a random part of its picture in place of the middle, of at least this fraction of the area
-    // and with sides of a ratio of 3/4 to 4/3, resized (torchvision: RandomResizedCrop, with 0.08).
-    // It depends on what the other augmentations depend on. 0: none.
+    iso_collate collate; // called for each batch after the above (PyTorch: collate_fn); or NULL
+    // Augmentation of the pictures of iso_dataset_open_images, before flip and shift: a random part
+    // of the picture in place of its middle, of at least this fraction of its area and with sides
+    // of a ratio of 3/4 to 4/3, resized (torchvision: RandomResizedCrop, with 0.08). 0: none.
     double crop;
     // Makes the tensors of each batch from those of its samples, after all of the above (PyTorch:
-    // collate_fn). iso_loader_info still describes the samples. Borrowed for the call. NULL: a
-    // batch has the tensors of its samples.
+    // collate_fn). iso_loader_info still describes the samples. Borrowed for the call. NULL: none.
     const iso_make_config *make;
 } iso_loader_config;
 extern const iso_loader_config iso_loader_default; // the default as an object, for C++

@@ -102,6 +102,15 @@ static iso_status check_gossip(const iso_daso_config *c) {
     return ISO_OK;
 }
 
+// Codes with a scale for a group lose small elements beside large ones.
+static iso_status check_state(const iso_daso_config *c) {
+    bool fine = c->wire == ISO_WIRE_F32 || c->wire == ISO_WIRE_BF16 || c->wire == ISO_WIRE_F16;
+    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE || fine, ISO_ERR_ARG,
+              "daso: with ISO_STATE_SYNC_AVERAGE second moments travel, too, and the wire would "
+              "lose small ones: set ISO_WIRE_F32, ISO_WIRE_BF16 or ISO_WIRE_F16");
+    return ISO_OK;
+}
+
 static iso_status check_outer_skip(const iso_daso_config *c) {
     bool slow = c->gossip && c->outer;
     ISO_CHECK(slow || c->outer_skip == 0, ISO_ERR_ARG,
@@ -161,6 +170,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(check_outer(c));
     ISO_TRY(iso__daso_fragments_check(c));
     ISO_TRY(check_gossip(c));
+    ISO_TRY(check_state(c));
     ISO_TRY(check_outer_skip(c));
     return iso__daso_rhythm_check(c, &fields);
 }

@@ -207,6 +207,7 @@ static iso_status merge_mean(iso__periodic *p, iso__periodic_exchange *x, const 
         args.mean = (const char *)mean + at;
         iso__merge(state ? ISO_MERGE_HEAT : p->config.merge, p->span[i].count, p->span[i].host,
                    &args, state ? &ignored : &distance, state ? &ignored : &norm);
+        iso__periodic_lift(&p->span[i]);
     }
     ISO_TRY(iso__periodic_unmap(p, x->first, x->last));
     p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
@@ -251,6 +252,14 @@ static iso_status full_mean(iso__periodic *p, const iso__action *action,
     return ISO_OK;
 }
 
+static iso_status lift_state(iso__periodic *p, const iso__periodic_exchange *sent) {
+    int first = sent->first > p->parameter_count ? sent->first : p->parameter_count;
+    if (first >= sent->last) return ISO_OK;
+    ISO_TRY(iso__periodic_map(p, first, sent->last));
+    for (int i = first; i < sent->last; i++) iso__periodic_lift(&p->span[i]);
+    return iso__periodic_unmap(p, first, sent->last);
+}
+
 // Sets the parameters to the mean, or as the outer optimizer of an exchange says.
 static iso_status replace_by_mean(iso__periodic *p, iso__periodic_exchange *sent, int last,
                                   const float *mean) {
@@ -258,6 +267,7 @@ static iso_status replace_by_mean(iso__periodic *p, iso__periodic_exchange *sent
     if (iso__periodic_outer_ends(p, sent->level)) return merge_outer(p, sent, 0, mean);
     sent->turns++;
     ISO_TRY(iso__periodic_put(p, sent->first, sent->last, mean));
+    ISO_TRY(lift_state(p, sent));
     measure_divergence(p, sent, mean);
     return ISO_OK;
 }

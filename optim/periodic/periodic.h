@@ -19,6 +19,7 @@ typedef struct iso__span {
     size_t count; // elements
     bool f64;     // their type; else f32
     int slot;     // of the optimizer, if it is a parameter
+    bool squares; // never negative: second moments
 } iso__span;
 
 static inline size_t iso__span_bytes(const iso__span *span) {
@@ -266,5 +267,7 @@ iso_status iso__periodic_clear(const iso__periodic *p, int first, int last);
 // allowed in between.
 iso_status iso__periodic_map(iso__periodic *p, int first, int last);
 iso_status iso__periodic_unmap(iso__periodic *p, int first, int last);
+// While it is mapped: second moments that rounded differences took below 0 become 0.
+void iso__periodic_lift(const iso__span *span);
 
 #endif

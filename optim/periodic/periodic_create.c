@@ -65,8 +65,12 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
     }
     p->parameter_count = p->span_count;
     ISO_TRY(list_buffers(p, buffers));
-    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
+    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++) {
+        int first = p->span_count;
         if (core->state[k]) add_state(p, core, core->state[k]);
+        for (int i = first; i < p->span_count; i++)
+            p->span[i].squares = iso__rule_of(core)->squares >> k & 1;
+    }
     return ISO_OK;
 }
 

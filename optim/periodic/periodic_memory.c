@@ -136,6 +136,16 @@ iso_status iso__periodic_map(iso__periodic *p, int first, int last) {
     return ISO_OK;
 }
 
+void iso__periodic_lift(const iso__span *span) {
+    float *x = span->host;
+    double *y = span->host;
+    if (!span->squares) return;
+    for (size_t i = 0; i < span->count && !span->f64; i++)
+        if (x[i] < 0) x[i] = 0;
+    for (size_t i = 0; i < span->count && span->f64; i++)
+        if (y[i] < 0) y[i] = 0;
+}
+
 iso_status iso__periodic_unmap(iso__periodic *p, int first, int last) {
     return remote_of(p) ? copy_in(p, first, last) : ISO_OK;
 }

@@ -88,6 +88,7 @@ static void merge_state(iso__periodic *p, const iso__periodic_exchange *x, int i
         iso__merge(ISO_MERGE_HEAT, span->count, span->host, &args, &ignored, &ignored);
     else
         memcpy(span->host, args.mean, bytes);
+    iso__periodic_lift(span);
     if (p->config.outer->states > 0)
         memcpy((char *)(p->outer_state[0] + x->offset) + at, args.mean, bytes);
 }

@@ -403,6 +403,8 @@ Test(settings, of_daso_are_checked_together) {
     says("daso", "wait=1", 8, "the automatic period of 8 is not shorter than the 6 steps");
     says("daso", "wait=1,period=4", 8, "");
     says("daso", "wait=1", 50, "");
+    says("daso", "state=average,wire=int8", 0, "with --state average second moments travel, too");
+    says("daso", "state=average,wire=f16", 0, "");
     says("localsgd", "levels=8:2,policy=qsr", 50, "--levels and --policy cannot be combined");
     says("daso-heat", "warmup-epochs=5", 10,
          "the warm-up of 5 epochs and the cool-down of 0 leave none");
