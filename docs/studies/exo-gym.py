@@ -293,7 +293,7 @@ def welch(ours, theirs):
     parts = [statistics.variance(values) / len(values) for values in (ours, theirs)]
     df = sum(parts) ** 2 / sum(part ** 2 / (len(values) - 1) for part, values in zip(parts, (ours, theirs)))
     difference, error = statistics.mean(ours) - statistics.mean(theirs), math.sqrt(sum(parts))
-    return difference, t_quantile(df) * error, 2 * t_tail(abs(difference) / error, df)
+    return difference, t_quantile(df) * error, max(0.0, 2 * t_tail(abs(difference) / error, df))
 
 
 def print_table(rows, network):
