@@ -478,6 +478,13 @@ status=0
 (stateful whole 400 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
 is_clean() { [ "$status" = 0 ] && [ -z "$(find whole -name '*.state*')" ] && [ "$(latest steps whole/long.jsonl)" = 400 ]; }
 holds "no saved state is left of a run that was finished" is_clean
+# As a sweep leaves them that is killed right after a run.
+: >whole/.quick.state.step-000000000020
+: >whole/.quick.state.lock
+# shellcheck disable=SC2086
+(stateful whole 400 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
+is_clean_too() { is_clean && [ ! -e whole/.quick.state.lock ]; }
+holds "... nor of one that an earlier sweep had finished" is_clean_too
 # shellcheck disable=SC2086
 stateful killed 400 "$launcher" $flags -n 2 >stdout 2>stderr </dev/null &
 job=$!

@@ -140,7 +140,7 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
         if (first) sweep_store_tell_stopped();
         return false;
     }
-    if (*failed) sweep_resume_end(self); // it would only fail again
+    if (*failed) sweep_resume_end(self, p->run); // it would only fail again
     end_steps(p, *failed);
     if (*failed) {
         iso_progress_bar_finish(&p->bar, "failed");
@@ -149,7 +149,7 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
     }
     end_bar(p, &result);
     if (!train_all_well(first ? sweep_store_finish(self, p->run) : ISO_OK)) return false;
-    sweep_resume_end(self);
+    sweep_resume_end(self, p->run);
     return true;
 }
 
@@ -164,6 +164,7 @@ static bool perform_all(sweep *self, const bool *left) {
     if (tell && skipped) printf("finished before: %d of %d runs\n", skipped, self->list.count);
     for (p.run = 0; p.run < self->list.count; p.run++) {
         bool failed = false;
+        if (!left[p.run]) sweep_resume_end(self, p.run); // a sweep may have been killed before that
         if (left[p.run] && !perform_run(self, &p, &failed)) return false;
         failures += failed;
     }

@@ -64,8 +64,9 @@ iso_status sweep_add_earlier(sweep *self, const report_run *run);
 // a killed sweep saved, if there is one and the log (of rank 0) is of the same run. Returns whether
 // it continues.
 bool sweep_resume_begin(sweep *self, int run, const char *log);
-// Local, on every rank. Call it after the run, finished or failed: removes its state.
-void sweep_resume_end(sweep *self);
+// Local, on every rank. Call it for a run that is finished or failed, also in an earlier sweep:
+// removes its state.
+void sweep_resume_end(const sweep *self, int run);
 
 // ---- sweep_merge.c ----
 

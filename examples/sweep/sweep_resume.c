@@ -10,6 +10,10 @@
 // Of the run that is being made; the library writes sets of files beside it.
 static char state[PATH_MAX];
 
+static void choose_state(const sweep *self, int run) {
+    snprintf(state, sizeof(state), "%s/.%s.state", self->folder, self->list.entries[run]->file);
+}
+
 // Whether the log that was left behind is of the same run.
 static bool is_same_run(const sweep *self, int run, const char *log) {
     char now[SWEEP_SETTINGS_ROOM];
@@ -30,10 +34,9 @@ static bool can_continue(const sweep *self, int run, const char *log) {
 bool sweep_resume_begin(sweep *self, int run, const char *log) {
     static bool continues; // MPI may write to it until the broadcast ends
     train_options *options = &self->options[run];
-    const char *file = self->list.entries[run]->file;
     continues = false;
     if (self->checkpoint_every < 0) return false;
-    snprintf(state, sizeof(state), "%s/.%s.state", self->folder, file);
+    choose_state(self, run);
     options->checkpoint = state;
     options->checkpoint_every = self->checkpoint_every;
     if (self->world.rank == 0) continues = can_continue(self, run, log);
@@ -42,8 +45,12 @@ bool sweep_resume_begin(sweep *self, int run, const char *log) {
     return continues;
 }
 
-void sweep_resume_end(sweep *self) {
-    if (self->checkpoint_every < 0) return;
+void sweep_resume_end(const sweep *self, int run) {
+    char lock[PATH_MAX + 8];
+    choose_state(self, run);
     (void)iso_resume_remove(state);
-    if (self->world.rank == 0) unlink(state); // the parameters of the last epoch
+    if (self->world.rank != 0) return;
+    unlink(state); // the parameters of the last epoch
+    snprintf(lock, sizeof(lock), "%s.lock", state);
+    unlink(lock);
 }
