@@ -64,6 +64,11 @@ typedef struct iso_comm_config {
 // sets ISO_CPU_KERNELS (or ISO_CUDA_CONV), each rank uses the best kernels (convolutions) for its
 // machine. A warning names unknown variables.
 //
+// If mpi_comm does not have all processes of the job, start the job with
+// mpirun --mca coll_libnbc_iallreduce_algorithm 3 (or set ISO_IALLREDUCE=0). Without that, only
+// the processes of mpi_comm change the algorithm by which Open MPI sums, and later collectives of
+// the whole job, such as MPI_Comm_split, wait for ever.
+//
 // ISO_ERR_STATE if the mpirun of another MPI started the processes, so that each of them is alone.
 // ISO_ERR_TIMEOUT if a rank does not call this in time; see the blocking collectives below.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);
