@@ -208,6 +208,7 @@ static void warn_of_period(const iso_daso_config *c, int64_t apart, char *warnin
     int64_t period = chosen
                          ? iso__larger(ISO_DASO_AUTO_SKIP, iso__daso_skip_for(c->batches_to_wait))
                          : c->global_skip;
+    if (c->outer_skip > 0) period = iso__smaller(period, c->outer_skip);
     if (period < 1 || period < apart) return;
     snprintf(warning, ISO_STRATEGY_WARNING,
              "%s %lld is not shorter than the %lld step%s in which ranks train apart: they "

@@ -150,7 +150,7 @@ iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what
 //
 // In shared memory and by NCCL, an all-reduce counts 2 (P - 1) n bytes inside the node. A mean of n
 // bytes over P nodes (daso) counts 2 (P - 1) n bytes, and a broadcast from one rank (P - 1) n. (A
-// blocking one of 64 KiB or more to over four ranks moves at most log2(P) n / 2 more, which is not
+// blocking one of more than 64 KiB to over four ranks moves at most log2(P) n / 2 more, which is not
 // counted.)
 typedef struct iso_traffic {
     int64_t bytes_sent;          // this rank's share

@@ -400,6 +400,8 @@ iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *
     *step_ms = step;
     p->metrics[ISO__EXCHANGE_MS] = *exchange_ms;
     p->metrics[ISO__STEP_MS] = step;
+    p->reducer_wait_ms = reducer_wait_ms(p);
+    p->last_step_ns = iso_now(); // measuring is not part of a step
     return ISO_OK;
 }
 

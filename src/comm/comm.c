@@ -106,7 +106,7 @@ iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
               "a broadcast from rank %d: the communicator has ranks 0 to %d", root, comm->size - 1);
     ISO_TRY(iso__debug_match(comm, "a broadcast of %zu byte%s from rank %d", bytes,
                              ISO_PLURAL(bytes), root));
-    bool is_long = bytes >= LONG_BYTES && comm->size > FEW_RANKS;
+    bool is_long = bytes > LONG_BYTES && comm->size > FEW_RANKS;
     for (size_t done = 0; done < bytes;) {
         size_t chunk = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
         if (is_long)

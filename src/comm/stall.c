@@ -282,7 +282,12 @@ void iso__patience_end(iso__patience *p) {
 // ---- Without the lock -------------------------------------------------------------------------------
 
 void iso__patience_tick_unlocked(iso__patience *p, int64_t waited_ns) {
-    if (waited_ns < p->next_ns || !p->comm->engine) return;
+    if (waited_ns < p->next_ns) return;
+    if (!p->comm->engine) { // the communicator is being made
+        p->next_ns = waited_ns + TICK_NS;
+        iso__alive("a wait for other ranks");
+        return;
+    }
     pthread_mutex_lock(&p->comm->engine->lock);
     iso__patience_tick(p, waited_ns);
     pthread_mutex_unlock(&p->comm->engine->lock);

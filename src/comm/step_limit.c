@@ -70,7 +70,7 @@ static void sleep_ns(int64_t ns) {
 
 // SIGURG: nothing else uses it, and a process that has no handler ignores it.
 static void ask_stack(void) {
-    struct sigaction action = {.sa_handler = write_stack, .sa_flags = SA_ONSTACK};
+    struct sigaction action = {.sa_handler = write_stack, .sa_flags = SA_ONSTACK | SA_RESTART};
     sigemptyset(&action.sa_mask);
     sigaction(SIGURG, &action, NULL);
     pthread_kill(state.program, SIGURG);

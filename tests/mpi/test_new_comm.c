@@ -21,13 +21,15 @@ static trainer_config config_of(iso_optimizer_kind kind) {
     return config;
 }
 
+static double piece_mb; // of what runs move to
+
 // As the header says; the trainer's batch becomes that of the new communicator.
 static void move_with(trainer *t, iso_comm *comm, const iso_comm_hook *hook, bool remembers,
                       int *buckets) {
     iso_module *module = iso_module_retain(iso_data_parallel_module(t->model));
     iso_optimizer *inner = NULL;
     iso_hook_memory *memory = NULL;
-    iso_data_parallel_config dp = {.sync = ISO_SYNC_LAZY, .hook = hook};
+    iso_data_parallel_config dp = {.sync = ISO_SYNC_LAZY, .hook = hook, .piece_mb = piece_mb};
     if (remembers)
         iso_assert_ok(iso_reducer_get_hook_memory(iso_data_parallel_reducer(t->model), &memory));
     iso_assert_ok(iso_dp_optimizer_release(&t->optimizer, &inner));
@@ -167,6 +169,21 @@ Test(np3_new_comm, a_conversion_remembers_there_and_back) { remembers_on_the_way
 Test(np3_new_comm, int8_remembers_there_and_back) { remembers_on_the_way(INT8, true); }
 Test(np3_new_comm, randomk_counts_on_there_and_back) { remembers_on_the_way(RANDOMK, false); }
 Test(np3_new_comm, powersgd_remembers_there_and_back) { remembers_on_the_way(POWERSGD, false); }
+
+// The pieces of a weight have one name, and most of them one size.
+Test(np3_new_comm, pieces_of_a_weight_remember_each_their_own) {
+    uint64_t straight = 0;
+    iso_comm *other;
+    trainer_config config = config_of(ISO_SGD);
+    config.build = build_wide_mlp;
+    config.hook = choose_hook(INT8);
+    config.piece_mb = piece_mb = 0.01;
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &other));
+    iso_assert_ok(trainer_run(test_comm, &config, 10, &straight));
+    iso_assert_all(there_and_back(&config, other, true) == straight);
+    iso_comm_destroy(&other);
+    piece_mb = 0;
+}
 
 // The floats of state that a run begins with, as if its hook had left them there.
 static void copy_state(trainer *to, trainer *from) {

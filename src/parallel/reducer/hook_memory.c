@@ -20,12 +20,14 @@ struct iso_hook_memory {
 };
 
 // The size of a bucket, and how its parameters lie in it, as hooks see them.
-static uint64_t hash_bucket(const iso__bucket *b) {
+static uint64_t hash_bucket(const iso_reducer *r, int bucket) {
+    const iso__bucket *b = &r->buckets.item[bucket];
+    const int *slots = r->layout.order + r->layout.range[bucket].first;
     size_t numbers[] = {b->bytes - b->filler, (size_t)b->dtype, (size_t)b->tensor_count};
     uint64_t hash = iso__hash(ISO_HASH_START, numbers, sizeof(numbers));
     for (int i = 0; i < b->tensor_count; i++) {
         const iso_comm_hook_tensor *t = &b->tensor[i];
-        size_t place[] = {t->offset, t->count, t->row};
+        size_t place[] = {t->offset, t->count, t->row, r->layout.slot[slots[i]].first};
         hash = iso__hash(hash, t->name, strlen(t->name));
         hash = iso__hash(hash, place, sizeof(place));
     }
@@ -44,7 +46,7 @@ static kept_bucket describe_bucket(const iso_reducer *r, int i) {
     kept_bucket out = {.count = floats_of(&r->coder, i, b)};
     if (out.count == 0) return out;
     out.first = r->coder.place[i].state;
-    out.contents = hash_bucket(b);
+    out.contents = hash_bucket(r, i);
     return out;
 }
 
