@@ -49,8 +49,6 @@ static iso_status gather_text(void) {
     return ISO_OK;
 }
 
-static iso_status compare_numbers(void) { return iso_comm_check_same(test_comm, 7, "a number"); }
-
 static iso_status survey_cores(void) {
     iso_cores cores;
     return iso_cores_survey(test_comm, 1, &cores);
@@ -78,7 +76,6 @@ static iso_status create_average(void) {
 
 static void try_all(void) {
     try_each("gather_text", gather_text);
-    try_each("compare_numbers", compare_numbers);
     try_each("survey_cores", survey_cores);
     try_each("create_topology", create_topology);
     iso_assert_ok(iso__routes_create(test_comm, NULL, 1, &routes));
