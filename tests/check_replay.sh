@@ -76,6 +76,8 @@ refused "no log" 'cannot read the log nowhere: No such file' --sync daso --repla
 refused "a folder" 'cannot read the log \.: Is a directory' --sync daso --replay .
 refused "a log without changes" 'the log without has no change of period or wait' --sync daso --replay without
 refused "a damaged line" 'the log damaged is damaged in line 1' --sync daso --replay damaged
+refused "a log of another mode" 'the log adaptive is of a run on 3 ranks with --sync daso: --replay' --sync localsgd \
+    --replay adaptive
 refused "a mode without a period" '--replay needs a --sync with a setting "period": --sync lazy has none' --replay adaptive
 
 print_plan

@@ -26,6 +26,7 @@ void train_replay_note(const iso_daso_change *change, void *user) {
 // ---- Reading ------------------------------------------------------------------------------------
 
 typedef struct change_list {
+    const train_run *run; // that repeats them
     iso_daso_change *at;
     int64_t count, room;
 } change_list;
@@ -66,11 +67,28 @@ static void drop_after(change_list *list, const char *line) {
     while (list->count > 0 && list->at[list->count - 1].step > step) list->count--;
 }
 
+// A log that has no summary, of a run that was killed, cannot be compared.
+static iso_status check_summary(const change_list *list, const char *path, const char *line) {
+    const char *at = strstr(line, "\"sync\":\"");
+    char sync[64] = "";
+    int ranks = 0;
+    if (sscanf(line, "{\"event\":\"summary\",\"ranks\":%d,", &ranks) != 1 || !at) return ISO_OK;
+    sscanf(at, "\"sync\":\"%63[^\"]", sync);
+    if (ranks == iso_comm_size(list->run->world->comm) &&
+        strcmp(sync, list->run->options->sync) == 0)
+        return ISO_OK;
+    return train_error(
+        ISO_ERR_ARG,
+        "the log %s is of a run on %d rank%s with --sync %s: --replay repeats it with "
+        "these only",
+        path, ranks, ranks == 1 ? "" : "s", sync);
+}
+
 static iso_status take_line(const char *path, int64_t number, const char *line, change_list *list) {
     static const char change[] = "{\"event\":\"change\",", resume[] = "{\"event\":\"resume\",";
     iso_daso_change read;
     if (strncmp(line, resume, sizeof(resume) - 1) == 0) drop_after(list, line);
-    if (strncmp(line, change, sizeof(change) - 1) != 0) return ISO_OK;
+    if (strncmp(line, change, sizeof(change) - 1) != 0) return check_summary(list, path, line);
     if (!parse_change(line, &read))
         return train_error(ISO_ERR_FORMAT, "the log %s is damaged in line %lld", path,
                            (long long)number);
@@ -105,7 +123,7 @@ static iso_status read_log(const char *path, change_list *list) {
 }
 
 iso_status train_replay_read(train_run *run) {
-    change_list list = {0};
+    change_list list = {.run = run};
     const char *path = run->options->replay;
     if (!path || run->world->rank != 0) return ISO_OK;
     iso_status status = read_log(path, &list);
