@@ -202,7 +202,7 @@ static iso_status check_length(const iso_strategy_context *context, const iso_da
     return ISO_OK;
 }
 
-// An automatic period is told by its first value: the other policies change it.
+// Only the policy fixed keeps an automatic period, so the warning is for this policy.
 static void warn_of_period(const iso_daso_config *c, int64_t apart, char *warning) {
     bool chosen = c->global_skip < 0 && c->policy == ISO_POLICY_FIXED;
     int64_t period = chosen
@@ -266,8 +266,7 @@ static iso_status check_fragments(const iso_strategy_context *context, const iso
 }
 
 static iso_status check_state(const iso_daso_config *c) {
-    bool fine = c->wire == ISO_WIRE_F32 || c->wire == ISO_WIRE_BF16 || c->wire == ISO_WIRE_F16;
-    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE || fine, ISO_ERR_ARG,
+    ISO_CHECK(iso__daso_carries_state(c), ISO_ERR_ARG,
               "with --state average second moments travel, too, and this --wire would lose small "
               "ones: give --wire f32, bf16 or f16");
     return ISO_OK;

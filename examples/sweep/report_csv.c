@@ -40,16 +40,13 @@ static void end_line(FILE *to) { fputs("\r\n", to); }
 
 // ---- Runs ---------------------------------------------------------------------------------------
 
-// The name of a mode: "name #2" tells it from another one of this name.
-static void name_field(FILE *to, const report_groups *all, const report_run *run) {
-    const report_group *group = report_group_of(all, run);
-    text_field(to, group ? group->name : run->name);
+// The name of a mode: "name #2" tells it from another one of this name. NULL: the run failed.
+static const char *name_of(const report_group *group, const report_run *run) {
+    return group ? group->name : run->name;
 }
 
-static void next_setup(FILE *to, const report_groups *all, const report_run *run) {
-    const report_group *group = report_group_of(all, run);
-    putc(',', to);
-    if (group) text_field(to, all->setups[group->setup].letter);
+static const char *setup_of(const report_groups *all, const report_group *group) {
+    return group ? all->setups[group->setup].letter : "";
 }
 
 void report_write_points(FILE *to, const report_groups *all) {
@@ -57,14 +54,15 @@ void report_write_points(FILE *to, const report_groups *all) {
     fputs("run,seed,step,seconds,bytes,train_loss,test_accuracy,setup\r\n", to);
     for (int64_t r = 0; r < study->count; r++) {
         const report_run *run = &study->runs[r];
+        const report_group *group = report_group_of(all, run);
         for (int64_t i = 0; i < run->point_count; i++) {
             const report_point *p = &run->points[i];
-            name_field(to, all, run);
+            text_field(to, name_of(group, run));
             number_fields(to,
                           (double[]){run->seed, p->step, p->seconds, p->bytes, p->train_loss,
                                      p->test_accuracy},
                           6);
-            next_setup(to, all, run);
+            next_text(to, setup_of(all, group));
             end_line(to);
         }
     }
@@ -75,14 +73,15 @@ void report_write_syncs(FILE *to, const report_groups *all) {
     fputs("run,seed,step,divergence,wait_ms,exchange_ms,period,wait,setup\r\n", to);
     for (int64_t r = 0; r < study->count; r++) {
         const report_run *run = &study->runs[r];
+        const report_group *group = report_group_of(all, run);
         for (int64_t i = 0; i < run->sync_count; i++) {
             const report_sync *s = &run->syncs[i];
-            name_field(to, all, run);
+            text_field(to, name_of(group, run));
             number_fields(to,
                           (double[]){run->seed, s->step, s->divergence, s->wait_ms, s->exchange_ms,
                                      s->period, s->wait},
                           7);
-            next_setup(to, all, run);
+            next_text(to, setup_of(all, group));
             end_line(to);
         }
     }
@@ -90,7 +89,7 @@ void report_write_syncs(FILE *to, const report_groups *all) {
 
 // What is known of every run, whether it failed or not.
 static void begin_run(FILE *to, const report_groups *all, const report_run *run) {
-    name_field(to, all, run);
+    text_field(to, name_of(report_group_of(all, run), run));
     number_fields(to, &run->seed, 1);
     next_text(to, run->options);
 }
@@ -101,7 +100,7 @@ static void end_run(FILE *to, const report_groups *all, const report_run *run) {
     next_text(to, run->version);
     next_text(to, run->date);
     next_text(to, run->failure);
-    next_setup(to, all, run);
+    next_text(to, setup_of(all, report_group_of(all, run)));
     end_line(to);
 }
 

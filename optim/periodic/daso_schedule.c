@@ -102,10 +102,13 @@ static iso_status check_gossip(const iso_daso_config *c) {
     return ISO_OK;
 }
 
-// Codes with a scale for a group lose small elements beside large ones.
+bool iso__daso_carries_state(const iso_daso_config *c) {
+    return c->state != ISO_STATE_SYNC_AVERAGE || c->wire == ISO_WIRE_F32 ||
+           c->wire == ISO_WIRE_BF16 || c->wire == ISO_WIRE_F16;
+}
+
 static iso_status check_state(const iso_daso_config *c) {
-    bool fine = c->wire == ISO_WIRE_F32 || c->wire == ISO_WIRE_BF16 || c->wire == ISO_WIRE_F16;
-    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE || fine, ISO_ERR_ARG,
+    ISO_CHECK(iso__daso_carries_state(c), ISO_ERR_ARG,
               "daso: with ISO_STATE_SYNC_AVERAGE second moments travel, too, and the wire would "
               "lose small ones: set ISO_WIRE_F32, ISO_WIRE_BF16 or ISO_WIRE_F16");
     return ISO_OK;

@@ -210,6 +210,9 @@ int64_t iso__daso_wait_for(double exchange_ms, double step_ms);
 // between merge and send multiply them by about the square root of |a| besides, which is small for
 // an a near 0.
 int64_t iso__daso_skip_for(int64_t wait);
+// Whether the wire may carry what travels: codes with a scale for a group of elements lose small
+// second moments beside large ones.
+bool iso__daso_carries_state(const iso_daso_config *config);
 
 // ---- Policies (daso_policy.c) ---------------------------------------------------------------------
 

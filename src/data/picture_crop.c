@@ -69,7 +69,7 @@ static void reduce_row(const uint8_t *row, const taps *x, int64_t size, uint8_t 
     }
 }
 
-// rows: [rows][size][CHANNELS], of which row 0 is the picture's row y->first[0].
+// rows: [rows][size][CHANNELS]. Row 0 is row y->first[0] of the picture.
 static void reduce_columns(const uint8_t *rows, const taps *y, int64_t size, uint8_t *out) {
     int64_t step = size * CHANNELS;
     for (int64_t j = 0; j < size; j++) {

@@ -5,10 +5,12 @@
 
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PATHS 64
@@ -85,4 +87,20 @@ void scratch_remove(void) {
         folder[0] = 0;
     }
     while (path_count > 0) free(paths[--path_count]);
+}
+
+static int own_stderr;
+
+void scratch_take_stderr(void) {
+    int file = open(scratch_path("printed"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    own_stderr = dup(STDERR_FILENO);
+    dup2(file, STDERR_FILENO);
+    close(file);
+}
+
+bool scratch_release_stderr(void) {
+    struct stat printed;
+    dup2(own_stderr, STDERR_FILENO);
+    close(own_stderr);
+    return stat(scratch_path("printed"), &printed) == 0 && printed.st_size > 0;
 }

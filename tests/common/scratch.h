@@ -3,6 +3,7 @@
 #ifndef TESTS_SCRATCH_H
 #define TESTS_SCRATCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 // The folder (made on the first call), or a name in it. Each result lives until scratch_remove.
@@ -14,6 +15,10 @@ const char *scratch_write(const char *name, const void *data, size_t bytes);
 char *scratch_read(const char *path, size_t *bytes);
 // Files now in the folder.
 int scratch_count(void);
+// Standard error goes to a file from now on, and until release_stderr, which tells whether anything
+// was printed. Call it before scratch_remove.
+void scratch_take_stderr(void);
+bool scratch_release_stderr(void);
 // Removes the folder and what is in it. For the .fini of a suite.
 void scratch_remove(void);
 

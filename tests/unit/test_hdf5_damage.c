@@ -20,21 +20,10 @@
 
 #include <hdf5.h>
 
-static int own_stderr;
-
-// What is printed from now on goes to a file.
-static void set_up(void) {
-    int file = open(scratch_path("printed"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    own_stderr = dup(STDERR_FILENO);
-    dup2(file, STDERR_FILENO);
-    close(file);
-}
+static void set_up(void) { scratch_take_stderr(); }
 
 static void clean_up(void) {
-    struct stat printed;
-    dup2(own_stderr, STDERR_FILENO);
-    close(own_stderr);
-    if (stat(scratch_path("printed"), &printed) == 0 && printed.st_size > 0) abort();
+    if (scratch_release_stderr()) abort();
     scratch_remove();
     balance_check();
 }

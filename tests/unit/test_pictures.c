@@ -14,23 +14,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int own_stderr;
-
-// What is printed from now on goes to a file.
 static void set_up(void) {
     if (!pictures_are_there()) cr_skip_test("this build has no libjpeg or libpng");
-    int file = open(scratch_path("printed"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    own_stderr = dup(STDERR_FILENO);
-    dup2(file, STDERR_FILENO);
-    close(file);
+    scratch_take_stderr();
 }
 
 static void clean_up(void) {
-    struct stat printed;
     if (!pictures_are_there()) return;
-    dup2(own_stderr, STDERR_FILENO);
-    close(own_stderr);
-    if (stat(scratch_path("printed"), &printed) == 0 && printed.st_size > 0) abort();
+    if (scratch_release_stderr()) abort();
     scratch_remove();
     balance_check();
 }
