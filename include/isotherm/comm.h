@@ -64,10 +64,10 @@ typedef struct iso_comm_config {
 // sets ISO_CPU_KERNELS (or ISO_CUDA_CONV), each rank uses the best kernels (convolutions) for its
 // machine. A warning names unknown variables.
 //
-// If mpi_comm does not have all processes of the job, start the job with
-// mpirun --mca coll_libnbc_iallreduce_algorithm 3 (or set ISO_IALLREDUCE=0). Without that, only
-// the processes of mpi_comm change the algorithm by which Open MPI sums, and later collectives of
-// the whole job, such as MPI_Comm_split, wait for ever.
+// Open MPI has one all-reduce algorithm for all communicators of a process. The first mpi_comm that
+// has all processes of the job sets it (see ISO_IALLREDUCE), unless exchanges are under way then.
+// With fewer processes it stays as it is, and a warning names the option of mpirun that sets it:
+// --mca coll_libnbc_iallreduce_algorithm 3.
 //
 // ISO_ERR_STATE if the mpirun of another MPI started the processes, so that each of them is alone.
 // ISO_ERR_TIMEOUT if a rank does not call this in time; see the blocking collectives below.

@@ -60,7 +60,7 @@ static bool find_variable(int *index) {
     return false;
 }
 
-static void set_variable(int index, int wanted, char *text, size_t room) {
+static void set_variable(int index, int wanted, bool may_set, char *text, size_t room) {
     MPI_T_cvar_handle handle;
     int count, value = 0;
     if (MPI_T_cvar_handle_alloc(index, NULL, &handle, &count) != MPI_SUCCESS || count != 1) {
@@ -74,6 +74,8 @@ static void set_variable(int index, int wanted, char *text, size_t room) {
         why = wanted ? "set before" : "ISO_IALLREDUCE";
     else if (value != 0)
         why = "set by the user"; // OMPI_MCA_ variable, --mca or a parameter file
+    else if (!may_set)
+        why = "not every process of the job can set another now";
     else if (MPI_T_cvar_write(handle, &wanted) != MPI_SUCCESS)
         why = "MPI refused another";
     MPI_T_cvar_read(handle, &value);
@@ -81,7 +83,7 @@ static void set_variable(int index, int wanted, char *text, size_t room) {
     MPI_T_cvar_handle_free(&handle);
 }
 
-static void choose_algorithm(char *text, size_t room) {
+static void choose_algorithm(bool may_set, char *text, size_t room) {
     double wanted = 3;
     if (iso__env_number(ISO_ENV_IALLREDUCE, 3, &wanted) < 0)
         iso__log(ISO_LOG_WARN, "%s", iso_last_error()->message);
@@ -95,23 +97,24 @@ static void choose_algorithm(char *text, size_t room) {
     if (getenv("OMPI_MCA_" ALGORITHM_VARIABLE))
         snprintf(text, room, "%s (set by the user)", getenv("OMPI_MCA_" ALGORITHM_VARIABLE));
     else if (find_variable(&index))
-        set_variable(index, (int)wanted, text, room);
+        set_variable(index, (int)wanted, may_set, text, room);
     else
         snprintf(text, room, "MPI's own choice (it has no " ALGORITHM_VARIABLE ")");
     MPI_T_finalize();
 }
 #else
 // An MPI library without the interface for tools.
-static void choose_algorithm(char *text, size_t room) {
+static void choose_algorithm(bool may_set, char *text, size_t room) {
     (void)algorithm_name;
+    (void)may_set;
     snprintf(text, room, "MPI's own choice (no MPI_T)");
 }
 #endif
 
 // The user may have set the algorithm by number or by name.
-int iso__choose_algorithm(char *text, size_t room) {
+int iso__choose_algorithm(bool may_set, char *text, size_t room) {
     static const char *const name[] = {"ring", "binomial", "rabenseifner", "recursive_doubling"};
-    choose_algorithm(text, room);
+    choose_algorithm(may_set, text, room);
     for (int i = 0; i < 4; i++)
         if (strncmp(text, name[i], strlen(name[i])) == 0) return i + 1;
     return text[0] >= '0' && text[0] <= '4' ? text[0] - '0' : 0;

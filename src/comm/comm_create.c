@@ -8,25 +8,59 @@
 #include <stdatomic.h>
 #include <string.h>
 
-static void log_choices(const iso_comm *comm) {
-    static atomic_bool said;
-    if (atomic_exchange(&said, true)) return;
-    if (comm->rank == 0)
-        iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", comm->engine->algorithm);
+// Whether the all-reduce algorithm was chosen in a communicator of all processes of the job.
+static atomic_bool chosen_for_job;
+
+static void log_choices(const iso_comm *comm, bool for_job) {
+    static atomic_bool said[2];
+    const iso__engine *engine = comm->engine;
+    if (atomic_exchange(&said[for_job], true) || comm->rank > 0) return;
+    iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", engine->algorithm);
+    if (!for_job && comm->size > 1 && engine->algorithm[0] == '0')
+        iso__log(ISO_LOG_WARN,
+                 "Open MPI's own algorithm sums, because only %d processes of the job share this "
+                 "communicator; mpirun --mca coll_libnbc_iallreduce_algorithm 3 sets a faster one",
+                 comm->size);
 }
 
-// Once per process, because the search takes Open MPI a fifth of a second. Also on a rank that
-// could not get an engine, as it still takes part in reductions. Returns the algorithm's number.
-static int choose_algorithm(iso_comm *comm) {
+// Collective. Open MPI has one algorithm for all communicators of a process. If only a part of the
+// job's processes set it, or set it while others have begun an exchange, ranks wait for each other.
+static iso_status judge_setting(iso_comm *comm, bool *may_set) {
+    int rank, size;
+    int64_t *idle = comm->scratch;
+    iso__engine *engine = comm->engine;
+    *may_set = false;
+    ISO_TRY(iso__rank_in_job(&rank, &size));
+    if (comm->size < size || atomic_load(&chosen_for_job)) return ISO_OK;
+    if (engine) pthread_mutex_lock(&engine->lock);
+    *idle = !engine || (engine->in_flight == 0 && !engine->oldest);
+    if (engine) pthread_mutex_unlock(&engine->lock);
+    ISO_TRY(iso__comm_reduce(comm, comm->mpi, idle, 1, MPI_MIN,
+                             "the question whether exchanges are under way"));
+    *may_set = *idle == 1;
+    if (*may_set) atomic_store(&chosen_for_job, true);
+    return ISO_OK;
+}
+
+// The search takes Open MPI a fifth of a second, so it is repeated only to set what could not be
+// set before. Also on a rank that could not get an engine, as it still takes part in reductions.
+// Gives the algorithm's number.
+static iso_status choose_algorithm(iso_comm *comm, int *number) {
     iso__engine *engine = comm->engine;
     char unused[sizeof(engine->algorithm)];
-    if (!engine) return iso__choose_algorithm(unused, sizeof(unused));
-    if (!engine->algorithm[0])
+    bool may_set;
+    ISO_TRY(judge_setting(comm, &may_set));
+    if (!engine) {
+        *number = iso__choose_algorithm(may_set, unused, sizeof(unused));
+        return ISO_OK;
+    }
+    if (!engine->algorithm[0] || may_set)
         engine->algorithm_number =
-            iso__choose_algorithm(engine->algorithm, sizeof(engine->algorithm));
-    log_choices(comm);
+            iso__choose_algorithm(may_set, engine->algorithm, sizeof(engine->algorithm));
+    log_choices(comm, atomic_load(&chosen_for_job));
     iso__debug_environment();
-    return engine->algorithm_number;
+    *number = engine->algorithm_number;
+    return ISO_OK;
 }
 
 // Sets the time-out before the first wait. If ISO_TIMEOUT is invalid, the default applies until all
@@ -136,7 +170,8 @@ static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_com
     comm->sums.recorded = true;
     ISO_TRY(limit);
     mine = iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine);
-    int algorithm = choose_algorithm(comm);
+    int algorithm = 0;
+    ISO_TRY(choose_algorithm(comm, &algorithm));
     ISO_TRY(compare_algorithms(comm, algorithm));
     return iso__watch_join(comm, mine);
 }

@@ -111,8 +111,8 @@ typedef struct iso__comm_recipe {
 // Collective over the members. With MPI_THREAD_MULTIPLE, waits until comm's time-out at most; after
 // a time-out MPI still uses the communicator and the group of the recipe.
 iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out);
-// Sets Open MPI's all-reduce algorithm through MPI_T, and writes the algorithm and the reason.
-// Returns its number, 0 if MPI chooses.
-int iso__choose_algorithm(char *text, size_t room);
+// Sets Open MPI's all-reduce algorithm through MPI_T, if may_set, and writes the algorithm and the
+// reason. Returns its number, 0 if MPI chooses.
+int iso__choose_algorithm(bool may_set, char *text, size_t room);
 
 #endif
