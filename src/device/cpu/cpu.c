@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The CPU device: creation, scratch memory, and the choice of a set of kernels.
+// The CPU device: creation, and the choice of a set of kernels.
 #include "device/cpu/cpu_impl.h"
 
 #include <config.h>
@@ -42,8 +42,9 @@ static iso_status use_kernels(iso__cpu *cpu) {
                     known);
 }
 
-void iso__cpu_destroy(iso_device *self) {
+static void cpu_destroy(iso_device *self) {
     iso__cpu *cpu = iso__cpu_of(self);
+    if (cpu->close_set) cpu->close_set(cpu);
     iso__free(cpu->scratch);
     iso__free(cpu);
 }
@@ -94,7 +95,7 @@ iso_status iso__device_create_cpu(const char *text, iso_device **out) {
     iso_device_ops *ops = &cpu->ops;
     ops->name = "cpu";
     ops->host_memory = true;
-    ops->destroy = iso__cpu_destroy;
+    ops->destroy = cpu_destroy;
     ops->set_threads = cpu_set_threads;
     ops->set_math = cpu_set_math;
     iso__cpu_fill_memory(ops);
@@ -109,13 +110,4 @@ iso_status iso__device_create_cpu(const char *text, iso_device **out) {
 fail:
     ops->destroy(&cpu->base);
     return status;
-}
-
-iso_status iso__cpu_scratch(iso__cpu *cpu, size_t bytes, void **out) {
-    if (bytes > cpu->scratch_bytes) {
-        ISO_TRY(iso__realloc(&cpu->scratch, 0, bytes));
-        cpu->scratch_bytes = bytes;
-    }
-    *out = cpu->scratch;
-    return ISO_OK;
 }

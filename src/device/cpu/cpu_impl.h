@@ -48,6 +48,7 @@ typedef struct iso__cpu {
     void (*gemm[ISO_F64 + 1])(const iso__gemm_args *args); // by element type
     struct iso__tuner *tuner;                              // of the oneDNN kernels
     struct iso__onednn *onednn;                            // NULL unless its kernels were chosen
+    void (*close_set)(struct iso__cpu *cpu); // frees what the set of kernels created; may be NULL
     void *scratch; // shared by all kernels; each one owns it for one call; only grows
     size_t scratch_bytes;
 } iso__cpu;
@@ -55,8 +56,6 @@ typedef struct iso__cpu {
 static inline iso__cpu *iso__cpu_of(iso_device *device) {
     return iso_container_of(device, iso__cpu, base);
 }
-// Frees the state that all sets of kernels share. A set with further state frees that first.
-void iso__cpu_destroy(iso_device *self);
 // Makes room in cpu->scratch; allocates only when it must grow.
 iso_status iso__cpu_scratch(iso__cpu *cpu, size_t bytes, void **out);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Memory of the CPU device: buffers, and conversion between the logical and the blocked layout.
+// Memory of the CPU device: buffers, scratch memory, and conversion between the logical and the
+// blocked layout.
 #include "device/cpu/cpu_impl.h"
 
 #include <string.h>
@@ -13,6 +14,15 @@ static iso_status memory_alloc(iso_device *self, size_t bytes, void **out) {
 static void memory_free(iso_device *self, void *data) {
     (void)self;
     iso__free(data);
+}
+
+iso_status iso__cpu_scratch(iso__cpu *cpu, size_t bytes, void **out) {
+    if (bytes > cpu->scratch_bytes) {
+        ISO_TRY(iso__realloc(&cpu->scratch, 0, bytes));
+        cpu->scratch_bytes = bytes;
+    }
+    *out = cpu->scratch;
+    return ISO_OK;
 }
 
 // Types without kernels for blocks have the logical layout under that name too.

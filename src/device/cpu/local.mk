@@ -31,6 +31,7 @@ if ISO_HAVE_ONEDNN
 libiso_core_la_SOURCES += src/device/cpu/onednn/cpu_onednn.c
 libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_conv.c
 libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_impl.h
+libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_kernel.c
 libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_linear.c
 libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_tune.c
 endif

@@ -48,6 +48,10 @@ typedef struct iso__onednn_arg {
 
 typedef struct iso__onednn_kernel iso__onednn_kernel;
 
+// Creates engine and stream, and an empty cache of kernels. On failure *out may be set: close it.
+iso_status iso__onednn_open(struct iso__onednn **out);
+void iso__onednn_close(struct iso__onednn **onednn); // accepts NULL
+
 dnnl_engine_t iso__onednn_engine(const iso__cpu *cpu);
 // Between these calls, kernels use up to cpu->base.threads threads. enter returns the argument for
 // leave.
