@@ -136,6 +136,8 @@ enum {
 };
 iso__philox_key iso__philox_key_make(uint64_t seed, uint32_t purpose, uint64_t stream);
 void iso__philox(iso__philox_key key, const uint32_t counter[4], uint32_t out[4]);
+// Below bound, without bias. Different words `shard` give different numbers.
+uint64_t iso__draw_below(iso__philox_key key, uint32_t shard, uint64_t position, uint64_t bound);
 // [0, 1) with 24 bits.
 static inline float iso__uniform(uint32_t bits) { return (float)(bits >> 8) * 0x1p-24f; }
 

@@ -37,6 +37,20 @@ void iso__philox(iso__philox_key key, const uint32_t counter[4], uint32_t out[4]
     out[3] = c3;
 }
 
+// Unbiased in [0, bound): Lemire, "Fast random integer generation in an interval" (2019). Counter
+// words: the position in words 0 and 1, the attempt in word 2, and `shard` in word 3.
+uint64_t iso__draw_below(iso__philox_key key, uint32_t shard, uint64_t position, uint64_t bound) {
+    uint64_t unfair = -bound % bound; // 2^64 mod bound
+    uint32_t counter[4] = {(uint32_t)position, (uint32_t)(position >> 32), 0, shard};
+    for (;; counter[2]++) {
+        uint32_t word[4];
+        iso__philox(key, counter, word);
+        uint64_t bits = (uint64_t)word[1] << 32 | word[0];
+        unsigned __int128 product = (unsigned __int128)bits * bound;
+        if ((uint64_t)product >= unfair) return (uint64_t)(product >> 64);
+    }
+}
+
 uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *at = data;
     for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3u;

@@ -109,8 +109,15 @@ struct iso__transform;
 iso_status iso__dataset_read_batch(const iso_dataset *dataset,
                                    const struct iso__transform *transform, const int64_t *indices,
                                    int64_t n, iso__pick *picks, void *const *arrays);
+// The number that sample i has where a view took it from.
+static inline int64_t iso__dataset_number(const iso_dataset *dataset, int64_t i) {
+    return dataset->indices ? dataset->indices[i] : i;
+}
 // Tensor t of sample i of a data set in memory.
-const void *iso__dataset_place(const iso_dataset *dataset, int t, int64_t i);
+static inline const void *iso__dataset_place(const iso_dataset *dataset, int t, int64_t i) {
+    const iso__column *column = &dataset->columns[t];
+    return (const char *)column->array + (size_t)iso__dataset_number(dataset, i) * column->bytes;
+}
 // Brings sample i into the cache if it is in arrays.
 void iso__dataset_fetch_ahead(const iso_dataset *dataset, int64_t i);
 // Mean and standard deviation of each channel of the first input, an array of u8, f32 or f64.
@@ -128,8 +135,6 @@ struct iso_sampler {
     int64_t padded;     // number of the repeated indices
     struct iso__sampler_costs *costs; // NULL without config.cost
 };
-// Below bound, without bias. Different words `shard` give different numbers.
-uint64_t iso__draw_below(iso__philox_key key, uint32_t shard, uint64_t position, uint64_t bound);
 
 // ---- sampler_cost.c ----
 // Asks for the cost of every sample.

@@ -220,15 +220,11 @@ iso_status iso_dataset_create_callback(const iso_dataset_config *config, iso_sam
 
 // ---- Views --------------------------------------------------------------------------------------
 
-static int64_t number_of(const iso_dataset *self, int64_t i) {
-    return self->indices ? self->indices[i] : i;
-}
-
 // A callback may be slow, so its samples are not read: the numbers of the samples stand for them.
 static iso_status fill_view(iso_dataset *self, const iso_dataset *of) {
     for (int t = 0; t < tensors_of(self); t++) self->columns[t].array = of->columns[t].array;
     for (int64_t i = 0; i < self->info.count; i++)
-        self->indices[i] = number_of(of, self->indices[i]);
+        self->indices[i] = iso__dataset_number(of, self->indices[i]);
     self->read = of->read;
     self->reader = of->reader;
     self->user = of->user;
@@ -306,15 +302,10 @@ bool iso__dataset_has_images(const iso_dataset *self) {
     return self->info.tensors[0].dtype == ISO_U8 && self->info.tensors[0].ndim == 3;
 }
 
-const void *iso__dataset_place(const iso_dataset *self, int t, int64_t i) {
-    const iso__column *column = &self->columns[t];
-    return (const char *)column->array + (size_t)number_of(self, i) * column->bytes;
-}
-
 static iso_status call_reader(const iso_dataset *self, int64_t i, void *const *room) {
-    ISO_TRY(self->read(number_of(self, i), room, self->user));
+    ISO_TRY(self->read(iso__dataset_number(self, i), room, self->user));
     if (self->info.classes > 0)
-        ISO_TRY(check_labels(self, room[self->info.inputs], number_of(self, i),
+        ISO_TRY(check_labels(self, room[self->info.inputs], iso__dataset_number(self, i),
                              labels_of_sample(self)));
     return ISO_OK;
 }

@@ -190,19 +190,3 @@ iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **
     ISO_TRY(iso_dataset_read_idx(images, labels, out));
     return ISO_OK;
 }
-
-// By the end of its name; a folder may have any.
-static bool is_hdf5(const char *path) {
-    struct stat info;
-    const char *end = strrchr(path, '.');
-    bool named = end && (strcmp(end, ".h5") == 0 || strcmp(end, ".hdf5") == 0);
-    return named && !(stat(path, &info) == 0 && S_ISDIR(info.st_mode));
-}
-
-iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out) {
-    if (folder && is_hdf5(folder)) return iso__hdf5_read_images(folder, train, out);
-    if (!folder || strcmp(folder, "digits") == 0)
-        return iso_dataset_create_digits(train, train ? 60000 : 10000, out);
-    if (iso_images_find(folder) != ISO_IMAGES_NONE) return iso__images_open(folder, train, out);
-    return iso_dataset_read_mnist(folder, train, out);
-}

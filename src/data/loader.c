@@ -51,16 +51,6 @@ static void destroy_slot(const iso_loader *self, iso__slot *s) {
     iso__free(s->rows);
 }
 
-int64_t iso__loader_largest(const iso_loader *self) {
-    const int64_t *indices;
-    if (iso_loader_batches(self) == 0) return 1;
-    return iso_sampler_batch(self->sampler, 0, &indices);
-}
-
-int64_t iso__loader_rows(const iso_loader *self) {
-    return self->make.rows > 0 ? self->make.rows : iso__loader_largest(self);
-}
-
 static iso_status create_slots(iso_loader *self) {
     int64_t rows = iso__loader_rows(self);
     void *memory;

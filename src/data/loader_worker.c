@@ -8,22 +8,6 @@
 
 enum { AHEAD = 2 };
 
-int iso__loader_labels(const iso_loader *self) {
-    const iso_dataset_info *info = &self->dataset->info;
-    if (self->make.function) return self->make.labels;
-    return info->classes > 0 ? info->inputs : -1;
-}
-
-iso_tensor_spec iso__loader_spec(const iso_loader *self, int t) {
-    iso_tensor_spec spec = self->dataset->info.tensors[t];
-    if (t == 0 && self->transform.on) spec.dtype = self->transform.dtype;
-    return spec;
-}
-
-iso_tensor_spec iso__loader_output(const iso_loader *self, int t) {
-    return self->make.function ? self->make.tensors[t] : iso__loader_spec(self, t);
-}
-
 iso_status iso__worker_init(iso_loader *loader, iso__worker *out) {
     size_t count = (size_t)loader->tensors;
     void *memory;
