@@ -163,7 +163,7 @@ awk -F/ '{ if ($NF in first) print $0 " and " first[$NF]; else first[$NF] = $0 }
     rule "file names are unique in the tree"
 
 # Folders, with what is below them, in which no files need each other in a circle.
-circle_free='src/comm src/exchange src/parallel src/parallel/reducer optim optim/periodic optim/resume'
+circle_free='src/device/cpu src/io src/data src/nn src/comm src/exchange src/parallel src/parallel/reducer optim optim/periodic optim/resume'
 
 # One line "FILE SYMBOL TYPE" for each symbol of the objects that were built from a folder's sources.
 symbols_of() { # folder

@@ -198,6 +198,8 @@ typedef struct iso_module_ops {
     // Forward and backward accept bf16 activations (iso_autocast_create_take) with f32 parameters.
     // In a container: it passes bf16 activations on. false: bf16 input is ISO_ERR_TYPE.
     bool takes_bf16;
+    // The output may be of another real type than the input.
+    bool changes_type;
     // The input holds indices: i32 or i64. The output has the type of the parameters. Gradients end
     // here, because the input has none. With forward_many, any of the inputs may hold indices.
     bool takes_indices;

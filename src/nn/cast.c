@@ -41,10 +41,9 @@ static const iso_module_ops cast_ops = {
     .forward = forward_cast,
     .backward_input = backward_input,
     .takes_bf16 = true,
+    .changes_type = true,
     .keeps_parameters = true,
 };
-
-bool iso__module_is_cast(const iso_module *module) { return module->ops == &cast_ops; }
 
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out) {
     iso_module *module;

@@ -93,7 +93,7 @@ static bool has_dtype(iso_tensor *const *item, int count, iso_dtype dtype) {
 static bool gives_type(const iso_module *module, const iso_call *call, iso_dtype dtype) {
     int count;
     iso_tensor *const *item = iso__call_inputs(call, &count);
-    if (has_dtype(item, count, dtype) || iso__module_is_cast(module)) return true;
+    if (has_dtype(item, count, dtype) || module->ops->changes_type) return true;
     if (module->ops->takes_indices) return dtype == module->dtype;
     for (int i = 0; i < module->child_count; i++) {
         const iso_module *child = module->child[i];

@@ -85,3 +85,11 @@ iso_status iso_module_get_submodule(iso_module *root, const char *name, iso_modu
     *out = found.module;
     return ISO_OK;
 }
+
+const char *iso__module_label(const iso_module *module, char *text) {
+    if (module->name[0])
+        snprintf(text, ISO_LABEL_ROOM, "%s \"%s\"", module->ops->type, module->name);
+    else
+        snprintf(text, ISO_LABEL_ROOM, "%s", module->ops->type);
+    return text;
+}

@@ -283,10 +283,6 @@ static iso_status convert_tensor(iso_tensor **slot, iso_dtype dtype) {
     return ISO_OK;
 }
 
-bool iso__parameter_is_free(const iso_parameter *p) {
-    return !p->complete && p->grad->capacity > 0 && p->optimizers == 0;
-}
-
 // The optimizer and the wrapper hold on to gradients and their types.
 static iso_status check_free(const iso_module *module) {
     char label[ISO_LABEL_ROOM];
@@ -353,12 +349,4 @@ bool iso__module_trains(const iso_module *module) {
     for (int i = 0; i < module->child_count; i++)
         if (iso__module_trains(module->child[i])) return true;
     return false;
-}
-
-const char *iso__module_label(const iso_module *module, char *text) {
-    if (module->name[0])
-        snprintf(text, ISO_LABEL_ROOM, "%s \"%s\"", module->ops->type, module->name);
-    else
-        snprintf(text, ISO_LABEL_ROOM, "%s", module->ops->type);
-    return text;
 }

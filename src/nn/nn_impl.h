@@ -162,8 +162,6 @@ iso_tensor iso__matrix_of(const iso_tensor *x, int64_t rows);
 
 // Whether this is the relu layer (which sequential fuses into the layer before it).
 bool iso__module_is_relu(const iso_module *module);
-// Whether this is a Cast.
-bool iso__module_is_cast(const iso_module *module);
 // For layers that fuse a relu: turns grad_out into the gradient of the relu's input, in place.
 iso_status iso__undo_activation(iso_module *self, iso_call *call, iso_tensor *grad_out);
 // The same. If the device can, it also computes the gradient of bias (may be NULL) in this pass;

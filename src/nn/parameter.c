@@ -253,3 +253,7 @@ void iso_buffer_list_destroy(iso_buffer_list *list) {
     iso__free(list->name);
     *list = (iso_buffer_list){0};
 }
+
+bool iso__parameter_is_free(const iso_parameter *p) {
+    return !p->complete && p->grad->capacity > 0 && p->optimizers == 0;
+}
