@@ -62,6 +62,12 @@ run 3 "$train" "$@" $mode --log fourth --replay resumed
 [ "$(summary_field param_hash fourth)" = "$(summary_field param_hash adaptive)" ]
 result $? "changes that a resumed run has made anew replace the earlier ones"
 
+# shellcheck disable=SC2086
+run 3 "$train" "$@" $mode --seed 2 --replay adaptive
+grep -q 'warning: the log adaptive is of a run with --seed 1: --replay repeats its changes, but not its bits' stderr &&
+    [ "$(grep -c warning: stderr)" = 1 ]
+result $? "another seed is told"
+
 refused() { # what is wrong, pattern of the sentence, options...
     name=$1 sentence=$2
     shift 2

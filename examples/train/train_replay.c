@@ -67,6 +67,19 @@ static void drop_after(change_list *list, const char *line) {
     while (list->count > 0 && list->at[list->count - 1].step > step) list->count--;
 }
 
+// Changes of another run may be wanted, but the bits are not repeated.
+static void warn_of_other(const char *path, const char *line, const char *name, int64_t own) {
+    char key[32];
+    long long other;
+    snprintf(key, sizeof(key), "\"%s\":", name);
+    const char *at = strstr(line, key);
+    if (!at || sscanf(at + strlen(key), "%lld", &other) != 1 || other == own) return;
+    fprintf(stderr,
+            "%s: warning: the log %s is of a run with --%s %lld: --replay repeats its changes, but "
+            "not its bits\n",
+            train_error_name(), path, name, other);
+}
+
 // A log that has no summary, of a run that was killed, cannot be compared.
 static iso_status check_summary(const change_list *list, const char *path, const char *line) {
     const char *at = strstr(line, "\"sync\":\"");
@@ -74,14 +87,16 @@ static iso_status check_summary(const change_list *list, const char *path, const
     int ranks = 0;
     if (sscanf(line, "{\"event\":\"summary\",\"ranks\":%d,", &ranks) != 1 || !at) return ISO_OK;
     sscanf(at, "\"sync\":\"%63[^\"]", sync);
-    if (ranks == iso_comm_size(list->run->world->comm) &&
-        strcmp(sync, list->run->options->sync) == 0)
-        return ISO_OK;
-    return train_error(
-        ISO_ERR_ARG,
-        "the log %s is of a run on %d rank%s with --sync %s: --replay repeats it with "
-        "these only",
-        path, ranks, ranks == 1 ? "" : "s", sync);
+    const train_options *own = list->run->options;
+    if (ranks != iso_comm_size(list->run->world->comm) || strcmp(sync, own->sync) != 0)
+        return train_error(
+            ISO_ERR_ARG,
+            "the log %s is of a run on %d rank%s with --sync %s: --replay repeats it with "
+            "these only",
+            path, ranks, ranks == 1 ? "" : "s", sync);
+    warn_of_other(path, line, "seed", own->seed);
+    warn_of_other(path, line, "batch", own->batch);
+    return ISO_OK;
 }
 
 static iso_status take_line(const char *path, int64_t number, const char *line, change_list *list) {
