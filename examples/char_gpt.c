@@ -304,7 +304,6 @@ int main(int argc, char **argv) {
     train_and_continue(steps);
     free(text.token);
     iso_device_destroy(&device);
-    iso_comm_destroy(&comm);
-    finalize();
+    finalize(&comm);
     return EXIT_SUCCESS;
 }

@@ -109,7 +109,6 @@ int main(int argc, char **argv) {
     iso_loader_destroy(&train_data);
     iso_loader_destroy(&test_data);
     iso_device_destroy(&device);
-    iso_comm_destroy(&comm);
-    finalize();
+    finalize(&comm);
     return EXIT_SUCCESS;
 }

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Stops one of five training ranks at random moments, and checks that the others name it: in warnings while they wait
-# (ISO_STALL_WARN), and in the error that ends the job (ISO_TIMEOUT). Then slows one down, which --stats names. Prints
-# the results as TAP.
+# (ISO_STALL_WARN), and in the error that ends the job (ISO_TIMEOUT). Then slows one down, which --stats names, and lets
+# one be late at the end of the program. Prints the results as TAP.
 # usage: check_stall.sh [WARNINGS [TIME-OUTS]], in the build tree; numbers of trials (3 and 1); uses MPIRUN and
 #        MPIRUN_FLAGS
 set -u
@@ -111,5 +111,26 @@ stats LD_PRELOAD="$work/slow.so"
 [ $status = 0 ] && grep -q '^straggler: rank 2 on .* from the first, fc2+fc3 on; the others wait [1-9][0-9.]* ms' output &&
     [ "$(grep -c '"event":"rank"' log)" = 3 ] && grep '"event":"straggler"' log | grep -q '"rank":2,.*"layers":"fc2+fc3"'
 result $? "--stats names the rank that is slow in every step, and what it costs"
+
+# ---- The end: the last of three ranks is late after its last step ------------------------------------------
+
+names_late() { # program, arguments...
+    rm -f output
+    # shellcheck disable=SC2086,SC2016
+    timeout -k 5 3600 "$launcher" $flags -n 3 sh -c \
+        '[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ] && export LD_PRELOAD="$1"; shift; exec "$@"' sh "$work/late.so" "$@" \
+        >output 2>&1 </dev/null &
+    job=$!
+    comes 60 grep -q 'rank 0 of 3 has waited .* for the end of the program: rank 2 on [^ ]* is late' output
+    named=$?
+    kill "$job" 2>/dev/null
+    wait "$job" 2>/dev/null
+    return $named
+}
+${MPICC:-mpicc} -shared -fPIC -DSLOW_AT=iso_loss_destroy -DSLOW_MS=120000 -o late.so "$root/tests/slow_rank.c" || exit 1
+names_late "$train" --data images --model mlp --steps 3 --batch 8 --threads 1 --quiet
+result $? "train names the rank that does not come to the end of the program"
+names_late "$programs/mnist" images
+result $? "mnist names the rank that does not come to the end of the program"
 
 print_plan

@@ -15,6 +15,6 @@ int SLOW_AT(void *a, void *b, void *c, void *d) {
     int (*real)(void *, void *, void *, void *);
     void *found = dlsym(RTLD_NEXT, TEXT_OF(SLOW_AT));
     memcpy(&real, &found, sizeof(real));
-    nanosleep(&(struct timespec){.tv_nsec = SLOW_MS * 1000000L}, NULL);
+    nanosleep(&(struct timespec){SLOW_MS / 1000, SLOW_MS % 1000 * 1000000L}, NULL);
     return real(a, b, c, d);
 }

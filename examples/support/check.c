@@ -15,10 +15,18 @@ iso_status check(iso_status status) {
     return status;
 }
 
-void finalize(void) {
+static void end_mpi(void) {
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);
+}
+
+void finalize(iso_comm **comm) {
+    MPI_Request request;
+    MPI_Ibarrier(MPI_COMM_WORLD, &request);
+    check(iso_comm_await(*comm, &request, "the end of the program"));
+    iso_comm_destroy(comm);
+    end_mpi();
 }
 
 void check_together(iso_comm *comm, iso_status status) {
@@ -26,6 +34,6 @@ void check_together(iso_comm *comm, iso_status status) {
     if (status == ISO_OK) return;
     if (status == ISO_ERR_TIMEOUT) check(status); // the other processes do not answer
     if (iso_comm_rank(comm) == 0) iso_error_print(stderr);
-    finalize();
+    end_mpi();
     exit(EXIT_FAILURE);
 }

@@ -13,7 +13,9 @@ iso_status check(iso_status status);
 // prints the message, and all processes end.
 void check_together(iso_comm *comm, iso_status status);
 
-// Collective. MPI_Finalize, which may wait only for as long as watch.h allows.
-void finalize(void);
+// Collective. Waits for all processes, of which comm names those that do not come (ISO_STALL_WARN,
+// ISO_TIMEOUT): in MPI_Finalize nobody could. Then destroys comm and calls MPI_Finalize, which may
+// wait only for as long as watch.h allows.
+void finalize(iso_comm **comm);
 
 #endif

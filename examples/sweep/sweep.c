@@ -180,7 +180,6 @@ static bool sweep_all(sweep *self) {
     bool good = train_all_well(memory) && train_world_open(&self->world, &self->common) &&
                 open_store(self, left) && perform_all(self, left);
     sweep_store_close();
-    train_world_close(&self->world);
     free(left);
     return good;
 }
@@ -237,8 +236,9 @@ static bool run_sweep(sweep *self, int argc, char **argv) {
     bool good =
         train_all_well(train_plugin_load(argc, argv)) && sweep_options_parse(self, argc, argv);
     if (good && !print_information(self, rank)) good = sweep_all(self);
-    // A launcher ends the other ranks when the first one has left: they meet here.
-    return (good || self->stopped) && train_all_well(train_error_of_output());
+    good = (good || self->stopped) && train_all_end();
+    train_world_close(&self->world);
+    return good;
 }
 
 int main(int argc, char **argv) {

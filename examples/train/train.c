@@ -32,17 +32,15 @@ static bool perform_run(const train_world *world, const train_options *options, 
     return good;
 }
 
-static bool train_network(train_options *options, bool *stopped) {
-    train_world world = {0};
-    bool good = train_all_well(train_options_check(options)) && train_world_open(&world, options) &&
-                train_state_choose(&world, options) && perform_run(&world, options, stopped);
-    train_world_close(&world);
-    return good;
+static bool train_network(train_world *world, train_options *options, bool *stopped) {
+    return train_all_well(train_options_check(options)) && train_world_open(world, options) &&
+           train_state_choose(world, options) && perform_run(world, options, stopped);
 }
 
 int main(int argc, char **argv) {
     int provided;
     bool stopped = false;
+    train_world world = {0};
     watchdog_start("train");
     watch_start("train");
     train_stop_catch();
@@ -54,9 +52,9 @@ int main(int argc, char **argv) {
     bool good = train_all_well(train_plugin_load(argc, argv)) &&
                 train_all_well(train_options_parse(argc, argv, &options)) &&
                 train_all_well(train_options_agree(&options));
-    if (good && !print_information(&options)) good = train_network(&options, &stopped);
-    // A launcher ends the other ranks when the first one has left: they meet here.
-    if (good) good = train_all_well(train_error_of_output());
+    if (good && !print_information(&options)) good = train_network(&world, &options, &stopped);
+    if (good) good = train_all_end();
+    train_world_close(&world);
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);

@@ -97,9 +97,9 @@ void train_bcast(void *data, size_t bytes, int root, const char *what) {
     await_all(&request, what);
 }
 
-bool train_all_well(iso_status mine) {
+// what: names the wait.
+static bool check_ranks(iso_status mine, const char *what) {
     static int lowest; // MPI writes to it even after a time-out
-    static const char *const what = "the check that all ranks are well";
     int rank, ranks;
     MPI_Request request;
     // The other ranks cannot be asked after a wait for them that was given up. A rank that has no
@@ -118,6 +118,12 @@ bool train_all_well(iso_status mine) {
     own[0] = 0; // the next error may be the library's
     return false;
 }
+
+bool train_all_well(iso_status mine) {
+    return check_ranks(mine, "the check that all ranks are well");
+}
+
+bool train_all_end(void) { return check_ranks(train_error_of_output(), "the end of the program"); }
 
 // ---- The end of the job -------------------------------------------------------------------------
 // Nothing here waits for a message that may not come: rank 0 gives the others PATIENCE seconds, and

@@ -34,6 +34,10 @@ iso_status train_error_of_output(void);
 // ranks do not arrive within ISO_TIMEOUT, or if `mine` is ISO_ERR_TIMEOUT, ISO_ERR_MPI or
 // ISO_ERR_NOMEM.
 bool train_all_well(iso_status mine);
+// The same for the status of train_error_of_output, at the end of a program that went well. Call it
+// while the communicator of train_error_comm lives: in MPI_Finalize nobody can say who keeps the
+// others waiting. A launcher also ends the other ranks when the first one has left.
+bool train_all_end(void);
 // Collective over MPI_COMM_WORLD. Gives all ranks root's data. Ends the job likewise; the message
 // names `what`. MPI may write to data until then, so data must not be a local variable.
 void train_bcast(void *data, size_t bytes, int root, const char *what);
