@@ -79,6 +79,24 @@ iso_status iso__topology_create(iso_comm *comm, const iso_topology_config *confi
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 iso_status iso__request_test(iso_request **request, int64_t *done_ns); // as iso_request_test
 
+// ---- Collectives that others carry out (outside.c) -------------------------------------------------
+
+// Counts the collectives of a library such as NCCL, so that the ranks that keep the others waiting
+// can be named. From any thread, also one that must not call MPI; one thread at a time.
+typedef struct iso__outside iso__outside;
+// Local, but all ranks of comm create the same ones and the same channels in one order. Retains
+// comm.
+iso_status iso__outside_create(iso_comm *comm, iso__outside **out);
+void iso__outside_destroy(iso__outside **outside); // accepts NULL
+void iso__outside_count(iso__outside *outside);    // this rank has begun one
+// This rank has waited since since_ns (iso_now) for `what`, the oldest of the under_way last ones.
+// Call it again and again: it leaves a mark for ISO_STEP_TIMEOUT, and warns when that is due.
+void iso__outside_wait(iso__outside *outside, const char *what, int under_way, int64_t since_ns);
+void iso__outside_rest(iso__outside *outside); // it waits no longer; accepts NULL
+// Which ranks are missing, as a clause.
+const char *iso__outside_verdict(const iso__outside *outside, int under_way, char *text,
+                                 size_t room);
+
 // ---- Comparison of collectives (debug.c) -----------------------------------------------------------
 
 // Collective over comm, in the order in which the ranks call collectives on it. Does nothing unless

@@ -27,6 +27,7 @@ libiso_core_la_SOURCES += \
     src/comm/launcher.c \
     src/comm/mpi_error.c \
     src/comm/mpi_error.h \
+    src/comm/outside.c \
     src/comm/progress.c \
     src/comm/request.c \
     src/comm/request.h \

@@ -20,6 +20,8 @@ typedef enum verdict { HERE, UNSURE, WAITS, LATE, SILENT, ENDED, STOPPED, UNHEAR
 // The collective that the wait is about: the first that is not complete.
 static uint64_t find_open(const iso__patience *p) {
     const iso__engine *engine = p->comm->engine;
+    uint64_t last = (uint64_t)p->under_way;
+    if (last > 0) return p->stream->begun > last ? p->stream->begun - last : 0;
     for (const iso_request *r = engine->oldest; r; r = r->newer)
         if (r->stream == p->stream) return r->turn;
     return p->stream->begun ? p->stream->begun - 1 : 0;
@@ -39,7 +41,7 @@ static iso__fact read_fact(const iso__patience *p, int rank, int64_t now_ns) {
 
 static verdict judge_rank(const iso__patience *p, const iso__fact *fact) {
     switch (fact->health) {
-    case ISO_HEALTH_UNKNOWN: return UNHEARD;
+    case ISO_HEALTH_UNKNOWN: return p->apart ? UNSURE : UNHEARD;
     case ISO_HEALTH_STOPPED: return STOPPED;
     case ISO_HEALTH_ENDED: return ENDED;
     case ISO_HEALTH_SILENT: return SILENT;
@@ -207,6 +209,7 @@ static void write_what(const iso__patience *p, char *text, size_t room) {
 
 static void show_wait(iso__patience *p, int64_t since_ns) {
     iso__seat *own = p->comm->watch->seat[p->comm->watch->rank];
+    if (p->apart && atomic_load(&own->waits_ns) > 0) return; // another thread waits, too
     p->shown = true;
     write_what(p, own->waits_for, sizeof(own->waits_for));
     atomic_store(&own->waits_key, p->stream ? p->stream->key : 0);
@@ -261,10 +264,10 @@ void iso__patience_tick(iso__patience *p, int64_t waited_ns) {
     iso__alive("a wait for other ranks"); // ISO_TIMEOUT limits it
     if (!p->comm->watch || engine->finalized) return;
     if (!p->shown) show_wait(p, now - waited_ns);
-    iso__watch_pump(engine, now);
+    if (!p->apart) iso__watch_pump(engine, now);
     if (limit > 0 && (due == 0 || limit <= due)) due = limit;
     if (due == 0) return;
-    ask_hosts(p, waited_ns, due);
+    if (!p->apart) ask_hosts(p, waited_ns, due);
     if (waited_ns < due || due == limit) return;
     // A rank that was held up itself has just asked: answers need a moment.
     if (p->asked > 0 && now - p->asked_ns < lead_of(due) / ASKED_MOST) return;

@@ -30,7 +30,8 @@ typedef struct iso__stream {
 
 // ---- watch_make.c, watch_seat.c ----
 // Collective. Gives comm a watch over its ranks, which it shares with other communicators, and
-// opens its streams. mine: the status of this rank so far; if it is an error, every rank returns it.
+// opens its streams. mine: the status of this rank so far; if it is an error, every rank returns
+// it.
 iso_status iso__watch_join(iso_comm *comm, iso_status mine);
 // Local; with the engine's lock. A stream without room on the board stays invisible.
 void iso__stream_open(iso__watch *watch, iso__stream *stream, uint64_t key);
@@ -60,6 +61,11 @@ typedef struct iso__patience {
     int64_t asked_ns; // when other hosts were first asked before this report
     int asked;
     bool shown; // on the board
+    // Of a wait outside MPI: how many collectives of the stream are under way, the oldest of which
+    // it is for (0: see stall.c), and whether the thread must not call MPI, so that it asks no
+    // other host.
+    int under_way;
+    bool apart;
 } iso__patience;
 
 iso__patience iso__patience_begin(iso_comm *comm, const iso__stream *stream, const char *what);

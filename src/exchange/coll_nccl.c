@@ -57,16 +57,24 @@ static iso_status retire_complete(iso__nccl *n) {
     return ISO_OK;
 }
 
+static void name_oldest(iso__nccl *n, char *text, size_t room) {
+    snprintf(text, room, "%s of \"%.60s\" between the GPUs of its node", oldest_of(n)->what,
+             oldest_of(n)->label);
+}
+
 // ISO_ERR_TIMEOUT if the oldest operation has been pending for too long, counted from its issue or
-// from the completion of the previous one.
+// from the completion of the previous one. Warns before that, if it is long.
 static iso_status check_time(iso__nccl *n) {
+    char what[128], missing[200];
     const iso__nccl_operation *op = oldest_of(n);
-    if (n->count == 0 || n->timeout_s <= 0) return ISO_OK;
+    if (n->count == 0) return ISO_OK;
     int64_t since = op->issued_ns > n->progress_ns ? op->issued_ns : n->progress_ns;
-    ISO_CHECK((double)(iso_now() - since) * 1e-9 < n->timeout_s, ISO_ERR_TIMEOUT,
-              "rank %d of %d waited %g s for %s of \"%s\" between the GPUs of its node: another "
-              "rank is stuck, gone or slower than that (ISO_TIMEOUT sets the limit)",
-              n->rank, n->size, n->timeout_s, op->what, op->label);
+    name_oldest(n, what, sizeof(what));
+    iso__outside_wait(n->outside, what, n->count, since);
+    ISO_CHECK(n->timeout_s <= 0 || (double)(iso_now() - since) * 1e-9 < n->timeout_s,
+              ISO_ERR_TIMEOUT, "rank %d of %d waited %g s for %s: %s (ISO_TIMEOUT sets the limit)",
+              n->rank, n->size, n->timeout_s, what,
+              iso__outside_verdict(n->outside, n->count, missing, sizeof(missing)));
     return ISO_OK;
 }
 
@@ -143,6 +151,7 @@ static iso_status begin_call(iso__nccl *n, const char *what, const char *label, 
         c->op = &n->operation[(n->oldest + n->count) % ISO_NCCL_OPERATIONS];
         *c->op = (iso__nccl_operation){what, label, iso_now(), c->op->done, false};
         n->calling = true;
+        iso__outside_count(n->outside);
         if (n->count++ == 0) pthread_cond_signal(&n->wake);
     }
     pthread_mutex_unlock(&n->lock);

@@ -75,6 +75,7 @@ static void watch_until_stopped(iso__nccl *n) {
     pthread_mutex_lock(&n->lock);
     while (!n->stop) {
         if (n->count == 0 || n->error) {
+            iso__outside_rest(n->outside);
             pthread_cond_wait(&n->wake, &n->lock);
             continue;
         }
@@ -257,6 +258,7 @@ static void take_down(iso__nccl *n, bool together) {
         if (n->operation[i].done) cudaEventDestroy(n->operation[i].done);
     if (usable && n->stream) cudaStreamDestroy(n->stream);
     iso_device_destroy(&n->device);
+    iso__outside_destroy(&n->outside);
     iso_comm_destroy(&n->node);
     leave_record(n);
 }
@@ -287,6 +289,7 @@ iso_status iso__nccl_create(iso_comm *node, iso_device *device, iso__nccl **out)
     }
     ISO_TRY_GOTO(iso_comm_agree(node, status));
     ISO_TRY_GOTO(check_gpus(node, device));
+    ISO_TRY_GOTO(iso_comm_agree(node, iso__outside_create(node, &n->outside)));
     ISO_TRY_GOTO(iso_comm_bcast(node, &n->id, sizeof(n->id), 0));
     ISO_TRY_GOTO(join_node(n));
     log_version(n);

@@ -40,6 +40,7 @@ enum { ISO_NCCL_OPERATIONS = 256 };
 
 struct iso__nccl {
     iso_comm *node;
+    iso__outside *outside; // counts the operations; used with the lock held
     iso_device *device;
     int rank, size, ordinal; // rank and size of the node; ordinal of the GPU
     double timeout_s;        // of the node; 0: none

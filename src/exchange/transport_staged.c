@@ -2,6 +2,7 @@
 // Gradients of a device with its own memory: they are copied to host memory, travel from there by
 // another transport, and are copied back. The host does not wait for the device before the next
 // forward.
+#include "base/recording.h"
 #include "exchange/transports.h"
 
 #include <isotherm/trace.h>
@@ -122,6 +123,7 @@ static iso_status flush_out(iso__transport *t) {
         if (any) last = iso_now();
         if (any) continue;
         ISO_TRY(check_device(self));
+        iso__alive("a wait for a copy from the device"); // ISO_TIMEOUT limits it
         if (self->config.limit_s > 0 && seconds > self->config.limit_s)
             return give_up(self, seconds);
         iso_comm_poll(self->with.world);

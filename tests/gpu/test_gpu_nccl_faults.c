@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Where NCCL cannot be used, and what fails: gradients take another way, or the error is told;
 // nothing hangs.
+#include "base/recording.h"
 #include "common/nccl_fixture.h"
 
 #include <criterion/criterion.h>
@@ -135,6 +136,8 @@ static void a_rank_is_missing(bool shards) {
     iso_assert_all(test_rank == 1 || status == ISO_ERR_TIMEOUT);
     char rank[24];
     snprintf(rank, sizeof(rank), "rank %d", test_rank % (shards ? 2 : test_size));
+    iso_assert_all(test_rank != 0 ||
+                   (strstr(message, "rank 1 on ") && strstr(message, " is late: ")));
     iso_assert_all(test_rank != 0 || (strstr(message, rank) && strstr(message, "\"e\"") &&
                                       strstr(message, shards ? "reduce-scatter" : "all-reduce")));
     iso_assert_all(test_rank == 1 || iso_reducer_param_needed(w.reducer, 0) < 0); // told again
@@ -147,6 +150,45 @@ static void a_rank_is_missing(bool shards) {
 Test(np2_gpu_nccl_faults, a_rank_that_is_missing_is_told_of) {
     nccl_skip();
     a_rank_is_missing(false);
+}
+
+// What is missing is known before the time-out, and a wait for it leaves a mark for
+// ISO_STEP_TIMEOUT.
+static void setup_warning(void) {
+    setenv("ISO_STALL_WARN", "0.4", 1);
+    nccl_setup();
+}
+TestSuite(np3_gpu_nccl_stall, .init = setup_warning, .fini = test_mpi_teardown, .timeout = 60);
+
+static bool leaves_marks(void) {
+    atomic_exchange(&iso__alive_at, NULL);
+    int64_t start = iso_now();
+    while (iso_now() - start < 2000000000 && !atomic_load(&iso__alive_at)) usleep(1000);
+    const char *mark = atomic_load(&iso__alive_at);
+    return mark && strcmp(mark, "a wait for other ranks") == 0;
+}
+
+// Rank 2 comes late to its second backward; the others have launched everything.
+Test(np3_gpu_nccl_stall, a_rank_that_is_late_is_named_in_a_warning) {
+    nccl_skip();
+    nccl_world w;
+    FILE *log = tmpfile();
+    iso_assert_ok(nccl_create(&w, &nccl_by_gpu));
+    iso_assert_ok(nccl_train_step(&w, 0));
+    iso_assert_ok(iso_reducer_finish(w.reducer));
+    iso_log_set_stream(log);
+    if (test_rank == 2) usleep(3000000);
+    iso_status status = nccl_train_step(&w, 1);
+    bool marked = test_rank == 2 || leaves_marks();
+    if (status == ISO_OK) status = iso_reducer_finish(w.reducer);
+    iso_log_set_stream(stderr);
+    iso_assert_ok(status);
+    iso_assert_all(marked);
+    iso_assert_all(test_rank != 0 ||
+                   says(log, " of \"e\" between the GPUs of its node: rank 2 on "));
+    iso_assert_all(!says(log, "rank 0 on ") && !says(log, "rank 1 on "));
+    fclose(log);
+    nccl_destroy(&w);
 }
 
 // Those of the other node wait for shards that never come.
