@@ -64,7 +64,10 @@ static int compare_names(const struct dirent **a, const struct dirent **b) {
 // Sorted; frees with free_names.
 static iso_status read_names(const char *folder, struct dirent ***out, int *count) {
     *count = scandir(folder, out, is_visible, compare_names);
-    ISO_CHECK(*count >= 0, ISO_ERR_IO, "cannot list the folder %s: %s", folder, strerror(errno));
+    ISO_CHECK(*count >= 0, ISO_ERR_IO,
+              "cannot list the folder %s: %s: make it a folder that you may read, with a folder of "
+              "pictures for each class",
+              folder, strerror(errno));
     return ISO_OK;
 }
 

@@ -14,9 +14,14 @@
 #include <jerror.h>
 #include <jpeglib.h>
 
+// A progressive file may repeat its scans, which each go over the whole picture: a few kilobytes
+// could take minutes. Programs write about ten.
+enum { MOST_SCANS = 500 };
+
 typedef struct decoder {
     struct jpeg_decompress_struct info;
     struct jpeg_error_mgr errors;
+    struct jpeg_progress_mgr progress;
     jmp_buf back;
     char text[JMSG_LENGTH_MAX];
     iso__picture picture;
@@ -38,6 +43,13 @@ static void judge_message(j_common_ptr info, int level) {
     if (level < 0 && (code == JWRN_JPEG_EOF || code == JWRN_HIT_MARKER ||
                       code == JWRN_HUFF_BAD_CODE || code == JWRN_MUST_RESYNC))
         stop_decoding(info);
+}
+
+static void count_scans(j_common_ptr info) {
+    decoder *self = iso_container_of(info->progress, decoder, progress);
+    if (self->info.input_scan_number <= MOST_SCANS) return;
+    snprintf(self->text, sizeof(self->text), "more than %d scans", MOST_SCANS);
+    longjmp(self->back, 1);
 }
 
 static void print_nothing(j_common_ptr info) { (void)info; }
@@ -79,6 +91,7 @@ static void read_rows(decoder *self) {
 // Leaves by longjmp on an error of libjpeg.
 static iso_status read_picture(decoder *self, const iso__picture_file *file) {
     jpeg_create_decompress(&self->info);
+    self->info.progress = &self->progress;
     jpeg_mem_src(&self->info, (unsigned char *)(uintptr_t)file->bytes, (unsigned long)file->size);
     jpeg_read_header(&self->info, TRUE);
     ISO_TRY(iso__picture_check(file, self->info.image_width, self->info.image_height));
@@ -93,7 +106,7 @@ static iso_status read_picture(decoder *self, const iso__picture_file *file) {
 }
 
 iso_status iso__jpeg_decode(const iso__picture_file *file, iso__picture *out) {
-    decoder self = {.picture = {0}};
+    decoder self = {.progress.progress_monitor = count_scans};
     iso_status status;
     self.info.err = jpeg_std_error(&self.errors);
     self.errors.error_exit = stop_decoding;

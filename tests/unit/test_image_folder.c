@@ -138,8 +138,10 @@ Test(image_folder, what_is_no_set_is_refused) {
     refuse("set", usual, ISO_ERR_FORMAT, "set/b holds no JPEG or PNG file");
     put_text("set/b/1.webp");
     refuse("set", usual, ISO_ERR_FORMAT, "set/b/1.webp is a picture of a kind that is not read");
-    refuse("set", (iso_images_config){.part = ISO_IMAGES_TRAIN}, ISO_ERR_IO,
-           "cannot list the folder ");
+    refuse(
+        "set", (iso_images_config){.part = ISO_IMAGES_TRAIN}, ISO_ERR_IO,
+        "set/train: No such file or directory: make it a folder that you may read, with a folder "
+        "of pictures for each class");
     refuse("set", (iso_images_config){.size = 9000}, ISO_ERR_ARG, "images of 9000 pixels");
     refuse("set", (iso_images_config){.size = 9, .shorter = 8}, ISO_ERR_ARG, "give 9 to 16384");
     unlink(make_path("set/b/1.webp"));

@@ -209,6 +209,40 @@ Test(pictures, hostile_sizes_are_refused) {
     free(jpeg);
 }
 
+// What stands from `at` to `end` stands there so many times.
+static void try_scans(const char *jpeg, size_t bytes, size_t at, size_t end, int times,
+                      const char *why) {
+    size_t length = end - at, size = bytes + (size_t)(times - 1) * length;
+    char *all = malloc(size), *to = all;
+    cr_assert_not_null(all);
+    to = mempcpy(to, jpeg, at);
+    for (int k = 0; k < times; k++) to = mempcpy(to, jpeg + at, length);
+    mempcpy(to, jpeg + end, bytes - end);
+    const char *path = scratch_write("scans.jpg", all, size);
+    iso__picture picture = {0};
+    if (why) refuse(path, why);
+    if (!why)
+        cr_assert_eq(iso__picture_read(path, WHOLE, &picture), ISO_OK, "%s",
+                     iso_last_error()->message);
+    iso__picture_free(&picture);
+    free(all);
+}
+
+// Each scan goes over the whole picture, so a small file could take minutes.
+Test(pictures, jpeg_files_of_very_many_scans_are_refused) {
+    static uint8_t pixels[PIXELS * 4];
+    size_t bytes;
+    char *jpeg = scratch_read(write_kind(PICTURE_JPEG_PROGRESSIVE, pixels), &bytes);
+    char *scan = memmem(jpeg, bytes, "\xff\xda", 2); // the first; then come tables
+    cr_assert_not_null(scan);
+    char *end = memmem(scan, bytes - (size_t)(scan - jpeg), "\xff\xc4", 2);
+    cr_assert_not_null(end);
+    size_t from = (size_t)(scan - jpeg), to = (size_t)(end - jpeg);
+    try_scans(jpeg, bytes, from, to, 400, NULL);
+    try_scans(jpeg, bytes, from, to, 600, "more than 500 scans");
+    free(jpeg);
+}
+
 // ---- Resizing -----------------------------------------------------------------------------------
 
 static uint64_t hash_crop(uint64_t hash, int64_t width, int64_t height, int64_t shorter,
