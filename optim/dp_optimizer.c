@@ -9,15 +9,20 @@ typedef struct dp_optimizer {
     iso_optimizer base;
     iso_optimizer *inner; // owned
     iso__base_optimizer *core;
-    iso_module *module;   // that holds the parameters, such as a data_parallel; retained
-    iso_reducer *reducer; // its
-    int id;               // among those who update there
-    int *place;           // [the reducer's parameters]: the index in core
-    iso_hyper *now;       // [groups], for step() to hand over
+    iso_module *module;  // that holds the parameters, such as a data_parallel; retained
+    iso_reducer *arrays; // the reducer of a module that is no data_parallel
+    int id;              // among those who update there
+    int *place;          // [the reducer's parameters]: the index in core
+    iso_hyper *now;      // [groups], for step() to hand over
 } dp_optimizer;
 
 static dp_optimizer *self_of(iso_optimizer *optimizer) {
     return iso_container_of(optimizer, dp_optimizer, base);
+}
+
+// A data_parallel may have another one after every step.
+static iso_reducer *reducer_of(const dp_optimizer *self) {
+    return self->arrays ? self->arrays : iso_data_parallel_reducer(self->module);
 }
 
 static iso_status apply_update(int i, void *gradient, double scale, const void *hyper, void *user) {
@@ -58,19 +63,19 @@ static iso_status step_dp(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     iso__count_step(self->core);
     for (int g = 0; g < self->core->groups; g++) self->now[g] = *iso__group_hyper(self->core, g);
-    iso_status status = iso_reducer_step_of(self->reducer, self->id, self->now);
+    iso_status status = iso_reducer_step_of(reducer_of(self), self->id, self->now);
     if (status < 0) iso__uncount_step(self->core); // a step that was refused was none
     ISO_TRY(status);
-    if (!iso__reducer_shares_updates(self->reducer)) return ISO_OK;
+    if (!iso__reducer_shares_updates(reducer_of(self))) return ISO_OK;
     iso_module_zero_grad(self->module); // new values take the place of gradients
-    iso_reducer_zero_grad(self->reducer);
+    iso_reducer_zero_grad(reducer_of(self));
     return ISO_OK;
 }
 
 static void zero_grad(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     iso_optimizer_zero_grad(self->inner);
-    iso__reducer_zero_grad_of(self->reducer, self->id);
+    iso__reducer_zero_grad_of(reducer_of(self), self->id);
 }
 
 static iso_status update_parameter(iso_optimizer *optimizer, int i, const void *gradient,
@@ -83,7 +88,7 @@ static void destroy_dp(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     iso_error before = *iso_last_error();
     // Completes what is pending while there is still someone to apply it.
-    if (iso_reducer_remove_apply(self->reducer, self->id) < 0)
+    if (iso_reducer_remove_apply(reducer_of(self), self->id) < 0)
         iso__log_new_error(&before, "while completing pending updates");
     iso_optimizer_destroy(&self->inner);
     iso_module_destroy(&self->module);
@@ -119,11 +124,11 @@ iso_module *iso__dp_optimizer_module(const iso_optimizer *optimizer) {
 }
 
 static iso_status check_release(const dp_optimizer *self) {
-    ISO_CHECK(!iso__reducer_shares_updates(self->reducer), ISO_ERR_UNSUPPORTED,
+    ISO_CHECK(!iso__reducer_shares_updates(reducer_of(self)), ISO_ERR_UNSUPPORTED,
               "with ZeRO each rank has a share of the optimizer state: move it by a state dict");
     ISO_CHECK(iso_data_parallel_module(self->module), ISO_ERR_ARG,
               "the optimizer is tied to a reducer of arrays, not to a DataParallel");
-    ISO_CHECK(!iso__reducer_in_backward(self->reducer), ISO_ERR_STATE,
+    ISO_CHECK(!iso__reducer_in_backward(reducer_of(self)), ISO_ERR_STATE,
               "an optimizer cannot be released inside a backward, whose gradients are on their "
               "way: call it after iso_data_parallel_end_backward");
     return ISO_OK;
@@ -191,11 +196,11 @@ static iso_status find_parameters(dp_optimizer *self, const iso__tie *tie, int *
 // With ZeRO this rank keeps the state of what it updates.
 static iso_status share_state(dp_optimizer *self, const int *mine) {
     const iso__rule *rule = iso__rule_of(self->core);
-    if (!iso__reducer_shares_updates(self->reducer)) return ISO_OK;
+    if (!iso__reducer_shares_updates(reducer_of(self))) return ISO_OK;
     ISO_CHECK(!rule->whole || rule->measure, ISO_ERR_UNSUPPORTED,
               "%s updates whole parameters, and ZeRO cuts them: use another optimizer, or no ZeRO",
               rule->ops.name);
-    return iso__dp_state_create(self->core, self->reducer, mine);
+    return iso__dp_state_create(self->core, reducer_of(self), mine);
 }
 
 // How it updates some elements of a parameter. A rule that needs the whole parameter does so with
@@ -203,9 +208,9 @@ static iso_status share_state(dp_optimizer *self, const int *mine) {
 static iso_status set_pieces(const dp_optimizer *self) {
     static const iso__reducer_halves halves = {measure_piece, finish_piece};
     if (!iso__rule_of(self->core)->whole)
-        return iso_reducer_set_apply_piece(self->reducer, self->id, apply_piece);
-    if (!iso__reducer_shares_updates(self->reducer)) return ISO_OK;
-    return iso__reducer_set_halves(self->reducer, self->id, &halves);
+        return iso_reducer_set_apply_piece(reducer_of(self), self->id, apply_piece);
+    if (!iso__reducer_shares_updates(reducer_of(self))) return ISO_OK;
+    return iso__reducer_set_halves(reducer_of(self), self->id, &halves);
 }
 
 static iso_status tie_parameters(dp_optimizer *self, const iso__tie *tie) {
@@ -218,8 +223,8 @@ static iso_status tie_parameters(dp_optimizer *self, const iso__tie *tie) {
     iso_status status = find_parameters(self, tie, mine);
     if (status == ISO_OK) status = share_state(self, mine);
     if (status == ISO_OK)
-        status = iso_reducer_add_apply(self->reducer, mine, self->core->count, apply_update, bytes,
-                                       self, &self->id);
+        status = iso_reducer_add_apply(reducer_of(self), mine, self->core->count, apply_update,
+                                       bytes, self, &self->id);
     if (status == ISO_OK) status = set_pieces(self);
     iso__free(mine);
     ISO_TRY(status);
@@ -231,6 +236,7 @@ iso_status iso__optimizer_tie_take(iso_optimizer *wrapped, const iso__tie *tie,
     iso_status status;
     dp_optimizer *self = NULL;
     iso__base_optimizer *core = iso__optimizer_innermost(wrapped);
+    bool of_arrays = !iso_data_parallel_reducer(tie->module);
     ISO_CHECK_GOTO(core, ISO_ERR_ARG,
                    "a %s optimizer cannot update layer by layer: use one of iso_optimizer_create",
                    wrapped->ops->name);
@@ -238,10 +244,11 @@ iso_status iso__optimizer_tie_take(iso_optimizer *wrapped, const iso__tie *tie,
     *self = (dp_optimizer){.base = {.ops = &dp_optimizer_ops},
                            .inner = wrapped,
                            .core = core,
-                           .reducer = tie->reducer};
+                           .module = tie->module,
+                           .arrays = of_arrays ? tie->reducer : NULL};
     ISO_TRY_GOTO(tie_parameters(self, tie));
     core->tied = true;
-    self->module = iso_module_retain(tie->module);
+    iso_module_retain(self->module);
     *out = &self->base;
     return ISO_OK;
 fail:

@@ -161,6 +161,34 @@ extern const iso_data_parallel_config iso_data_parallel_default; // the default,
 iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
                                          const iso_data_parallel_config *config, iso_module **out);
 
+// In MiB, as those of iso_data_parallel_config.
+typedef struct iso_bucket_sizes {
+    double bucket_mb, first_bucket_mb, last_bucket_mb;
+} iso_bucket_sizes;
+// Collective, between steps. Builds the buckets anew, in the order in which the gradients of rank
+// 0's latest backward were ready (PyTorch's DDP does so once, after the first backward). The layers
+// whose gradients were ready first then share the first bucket, and so on, whatever the order in
+// which the module lists its parameters. sizes NULL: the sizes stay. Completes pending work first.
+// While it runs, the buckets before and the new ones are in memory.
+//
+// Parameters, gradients, optimizers with their state, hooks and the totals of the statistics stay.
+// The means of each bucket begin anew, and so do the measurements for the order by need
+// (ISO_ORDER_NEED) and the decision of static_unused. iso_data_parallel_reducer and
+// iso_parameter_grad return other pointers afterwards.
+//
+// The results have the bits of a run that never rebuilds, if every exchange adds gradients in one
+// order wherever they lie: in shared memory, and by messages with the default of ISO_IALLREDUCE;
+// and if the communication hook treats each element alone and remembers nothing: none,
+// iso_hook_f16 and iso_hook_bf16. What another hook remembers moves as
+// iso_reducer_set_hook_memory says, to buckets that are the same; it begins anew in the others.
+// The saved state of such a hook fits only a run with the same buckets: rebuild first, then load.
+//
+// ISO_ERR_UNSUPPORTED with zero, on a device with memory of its own, and in the periodic modes.
+// ISO_ERR_STATE during a backward, between a backward and the step that uses its gradients, and
+// while an iso_join exists. ISO_ERR_MISMATCH if the ranks give different sizes. After an error on
+// any rank all ranks keep the buckets that they had.
+iso_status iso_data_parallel_rebuild(iso_module *data_parallel, const iso_bucket_sizes *sizes);
+
 // Collective. Completes all pending exchanges and updates. ISO_ERR_STATE during a backward, whose
 // remaining gradients would be left out.
 iso_status iso_data_parallel_finish(iso_module *data_parallel);
@@ -215,8 +243,8 @@ iso_status iso_data_parallel_add_before_forward(iso_module *data_parallel, iso_b
                                                 void *user, int *handle);
 iso_status iso_data_parallel_remove_before_forward(iso_module *data_parallel, int handle);
 
-// The wrapped module, the gradient engine (for statistics), the communicator. Borrowed. NULL if the
-// argument is not a data_parallel.
+// The wrapped module, the gradient engine (for statistics), the communicator. Borrowed; the engine
+// only until iso_data_parallel_rebuild. NULL if the argument is not a data_parallel.
 iso_module *iso_data_parallel_module(iso_module *data_parallel);
 iso_reducer *iso_data_parallel_reducer(iso_module *data_parallel);
 iso_comm *iso_data_parallel_comm(iso_module *data_parallel);

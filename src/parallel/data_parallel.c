@@ -451,15 +451,6 @@ static void take_back_gradients(iso__data_parallel *self) {
     }
 }
 
-static void destroy_cuts(iso__data_parallel *self) {
-    for (int i = 0; self->cut && i < self->trainable_count; i++) {
-        for (int k = 0; self->cut[i].grad && k < self->cut[i].pieces.count; k++)
-            iso_tensor_destroy(&self->cut[i].grad[k]);
-        iso__free(self->cut[i].grad);
-    }
-    iso__free(self->cut);
-}
-
 static void destroy_wrapper(iso_module *module) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     iso_reducer_destroy(&self->reducer); // completes pending work
@@ -469,7 +460,10 @@ static void destroy_wrapper(iso_module *module) {
     bool over = iso__buffer_sync_destroy(&self->buffer_sync);
     iso_parameter_list_destroy(&self->list);
     iso_buffer_list_destroy(&self->buffers);
-    destroy_cuts(self);
+    iso__data_parallel_drop_views(self, &(iso__views){.cut = self->cut});
+    iso__free(self->bucket_list);
+    iso__free(self->param);
+    iso__free(self->text);
     iso__free(self->trainable);
     iso__free(self->gradient);
     iso__free(self->old);

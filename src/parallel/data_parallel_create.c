@@ -54,13 +54,13 @@ static bool is_ignored(const iso_data_parallel_config *config, const char *name)
 
 static size_t bytes_of(double mb) { return (size_t)(mb * 1048576.0); }
 
-static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param *params,
-                               const iso_data_parallel_config *config) {
-    size_t *list = NULL, room = (size_t)config->bucket_list_count * sizeof(*list);
-    if (room > 0) ISO_TRY(iso__alloc_zero(room, (void **)&list));
+static iso_status choose_settings(iso__data_parallel *self,
+                                  const iso_data_parallel_config *config) {
+    size_t room = (size_t)config->bucket_list_count * sizeof(*self->bucket_list);
+    if (room > 0) ISO_TRY(iso__alloc_zero(room, (void **)&self->bucket_list));
     for (int i = 0; i < config->bucket_list_count; i++)
-        list[i] = bytes_of(config->bucket_list_mb[i]);
-    iso_reducer_config c = {
+        self->bucket_list[i] = bytes_of(config->bucket_list_mb[i]);
+    self->settings = (iso_reducer_config){
         .device = self->base.device,
         .sync = config->sync,
         .scope = config->scope,
@@ -69,10 +69,10 @@ static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param
         .average = config->average,
         .split_factor = config->split_factor,
         .hook = config->hook,
-        .bucket_bytes = list ? 0 : bytes_of(config->bucket_mb),
+        .bucket_bytes = self->bucket_list ? 0 : bytes_of(config->bucket_mb),
         .first_bucket_bytes = bytes_of(config->first_bucket_mb),
         .last_bucket_bytes = bytes_of(config->last_bucket_mb),
-        .bucket_list = list,
+        .bucket_list = self->bucket_list,
         .bucket_list_count = config->bucket_list_count,
         // On a single rank no exchange needs hiding.
         .piece_bytes = iso_comm_size(self->comm) > 1 ? bytes_of(config->piece_mb) : 0,
@@ -80,16 +80,19 @@ static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param
         .keep_values = config->keep_values,
         .by_weight = config->by_weight,
     };
-    iso_status status =
-        iso_reducer_create(self->comm, params, self->trainable_count, &c, &self->reducer);
-    iso__free(list);
-    ISO_TRY(status);
     return ISO_OK;
 }
 
+iso_status iso__data_parallel_make_reducer(iso__data_parallel *self, const int *key,
+                                           iso_reducer **out) {
+    return iso__reducer_create_sorted(self->comm, self->param, self->trainable_count,
+                                      &self->settings, key, out);
+}
+
 // The reducer gets only trainable parameters, so the whole list is compared here.
-static iso_status match_and_create(iso__data_parallel *self, iso_reducer_param *params,
+static iso_status match_and_create(iso__data_parallel *self,
                                    const iso_data_parallel_config *config) {
+    iso_reducer_param *params = self->param;
     char *settings = NULL;
     iso_status status =
         iso_comm_agree(self->comm, iso__buffers_describe(&self->buffers, &settings));
@@ -108,76 +111,16 @@ static iso_status match_and_create(iso__data_parallel *self, iso_reducer_param *
     }
     ISO_CHECK(self->trainable_count > 0, ISO_ERR_ARG,
               "data_parallel was given a module in which nothing requires a gradient");
-    return make_reducer(self, params, config);
+    ISO_TRY(choose_settings(self, config));
+    return iso__data_parallel_make_reducer(self, NULL, &self->reducer);
 }
 
 static iso_status create_reducer(iso__data_parallel *self, const iso_data_parallel_config *config) {
     size_t count = (size_t)self->list.count;
-    iso_reducer_param *params = NULL;
-    char(*text)[64] = NULL;
-    iso_status status = iso__alloc_zero(count * sizeof(*params), (void **)&params);
-    if (status == ISO_OK) status = iso__alloc_zero(count * sizeof(*text), (void **)&text);
-    if (status == ISO_OK) {
-        describe_parameters(&self->list, params, text);
-        status = match_and_create(self, params, config);
-    }
-    iso__free(params);
-    iso__free(text);
-    ISO_TRY(status);
-    return ISO_OK;
-}
-
-static iso_status move_gradients(iso__data_parallel *self) {
-    for (int i = 0; i < self->trainable_count; i++) {
-        iso_parameter *p = self->trainable[i];
-        iso_tensor *view;
-        ISO_TRY(iso_tensor_borrow(p->value->device, p->value->dtype, p->value->ndim,
-                                  p->value->shape, iso_reducer_grad(self->reducer, i), &view));
-        iso_tensor_destroy(&p->grad);
-        p->grad = view;
-        p->grad_valid = false;
-        self->gradient[i] = (iso_gradient){.name = iso__reducer_name(self->reducer, i),
-                                           .count = (size_t)p->value->count,
-                                           .dtype = p->value->dtype};
-        p->complete = iso__data_parallel_complete;
-        p->complete_user = self;
-        p->complete_index = i;
-    }
-    return ISO_OK;
-}
-
-static iso_status make_cut(iso__data_parallel *self, int i) {
-    iso__cut *cut = &self->cut[i];
-    iso_parameter *p = self->trainable[i];
-    int pieces = iso_reducer_pieces(self->reducer, i);
-    char *data = p->grad->data;
-    int64_t row = p->value->count / p->value->shape[0], shape[ISO_MAX_DIMS];
-    if (pieces == 1) return ISO_OK;
-    *cut = (iso__cut){.owner = self, .slot = i};
-    ISO_TRY(iso__alloc_zero((size_t)pieces * sizeof(void *), (void **)&cut->grad));
-    for (int d = 0; d < p->value->ndim; d++) shape[d] = p->value->shape[d];
-    for (int k = 0; k < pieces; k++) {
-        size_t first, count;
-        iso_reducer_piece(self->reducer, i, k, &first, &count);
-        shape[0] = (int64_t)count / row;
-        if (k == 0) cut->pieces.rows = shape[0];
-        ISO_TRY(iso_tensor_borrow(p->value->device, p->value->dtype, p->value->ndim, shape,
-                                  data + first * iso_dtype_size(p->value->dtype), &cut->grad[k]));
-        cut->pieces.count++;
-    }
-    cut->pieces.grad = cut->grad;
-    cut->pieces.ready = iso__data_parallel_piece_ready;
-    cut->pieces.other_ready = iso__data_parallel_other_ready;
-    cut->pieces.needed = iso__data_parallel_piece_needed;
-    p->pieces = &cut->pieces;
-    return ISO_OK;
-}
-
-static iso_status make_cuts(iso__data_parallel *self) {
-    size_t bytes = (size_t)self->trainable_count * sizeof(*self->cut);
-    ISO_TRY(iso__alloc_zero(bytes, (void **)&self->cut));
-    for (int i = 0; i < self->trainable_count; i++) ISO_TRY(make_cut(self, i));
-    return ISO_OK;
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->param), (void **)&self->param));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->text), (void **)&self->text));
+    describe_parameters(&self->list, self->param, self->text);
+    return match_and_create(self, config);
 }
 
 static iso_status broadcast_frozen(iso__data_parallel *self) {
@@ -188,23 +131,24 @@ static iso_status broadcast_frozen(iso__data_parallel *self) {
     return iso__tensor_batch_end(&batch);
 }
 
-static iso_status check_mb(const char *field, double mb) {
+iso_status iso__data_parallel_check_mb(const char *field, double mb) {
     ISO_CHECK(mb >= 0 && mb < 1e6, ISO_ERR_ARG, "%s %g MiB: give a number from 0 to 1e6", field,
               mb);
     return ISO_OK;
 }
 
 static iso_status check_sizes(const iso_data_parallel_config *config) {
-    ISO_TRY(check_mb("bucket_mb", config->bucket_mb));
-    ISO_TRY(check_mb("first_bucket_mb", config->first_bucket_mb));
-    ISO_TRY(check_mb("last_bucket_mb", config->last_bucket_mb));
-    ISO_TRY(check_mb("piece_mb", config->piece_mb));
+    ISO_TRY(iso__data_parallel_check_mb("bucket_mb", config->bucket_mb));
+    ISO_TRY(iso__data_parallel_check_mb("first_bucket_mb", config->first_bucket_mb));
+    ISO_TRY(iso__data_parallel_check_mb("last_bucket_mb", config->last_bucket_mb));
+    ISO_TRY(iso__data_parallel_check_mb("piece_mb", config->piece_mb));
     ISO_CHECK(config->bucket_list_count >= 0 &&
                   (config->bucket_list_mb || config->bucket_list_count == 0),
               ISO_ERR_ARG, "a list of %d bucket sizes%s: give the sizes and how many there are",
               config->bucket_list_count, config->bucket_list_mb ? "" : " that is NULL");
     for (int i = 0; i < config->bucket_list_count; i++)
-        ISO_TRY(check_mb("bucket_list_mb has an entry of", config->bucket_list_mb[i]));
+        ISO_TRY(iso__data_parallel_check_mb("bucket_list_mb has an entry of",
+                                            config->bucket_list_mb[i]));
     return ISO_OK;
 }
 
@@ -350,6 +294,18 @@ static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
     return make_links(self, module);
 }
 
+static iso_status place_gradients(iso__data_parallel *self) {
+    iso__views views;
+    iso_status status = iso__data_parallel_make_views(self, self->reducer, &views);
+    if (status == ISO_OK) {
+        iso__data_parallel_take_views(self, &views);
+        for (int i = 0; i < self->trainable_count; i++) self->trainable[i]->grad_valid = false;
+    }
+    iso__data_parallel_drop_views(self, &views);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
 // Ranks may have created different numbers of them on other communicators. Whether they match names
 // decides how their lists are compared.
 static iso_status take_number(iso__data_parallel *self, bool by_name) {
@@ -376,8 +332,7 @@ static iso_status set_up(iso__data_parallel *self, iso_module *module,
     ISO_TRY(
         iso__buffer_sync_create(self->comm, &self->buffers, &config->buffers, &self->buffer_sync));
     iso__reducer_set_owner(self->reducer);
-    iso_status mine = move_gradients(self);
-    if (mine == ISO_OK) mine = make_cuts(self);
+    iso_status mine = place_gradients(self);
     if (mine == ISO_OK) mine = iso__data_parallel_link(self, module);
     ISO_TRY(iso_comm_agree(self->comm, mine));
     return ISO_OK;

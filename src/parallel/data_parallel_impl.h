@@ -56,6 +56,10 @@ typedef struct iso__data_parallel {
     iso_comm *comm;
     int64_t number; // the same on all ranks, and larger than that of any created before
     iso_reducer *reducer;
+    iso_reducer_config settings; // of the reducer; for another one with other buckets
+    size_t *bucket_list;         // the settings'
+    iso_reducer_param *param;    // [trainable_count], that the reducer was given
+    char (*text)[64];            // their shapes
     iso_sync sync;
     iso_unused unused;
     iso_parameter_list list;
@@ -108,6 +112,23 @@ iso_status iso__data_parallel_take_order(iso__data_parallel *self);
 void iso__data_parallel_drop_order(iso__data_parallel *self); // takes the places away
 // A weight that was carried, with gradients that zero_grad has discarded since, goes with them.
 void iso__data_parallel_drop_weight(iso__data_parallel *self);
+// ---- A reducer, and the gradients in it ----
+// Collective. From self->settings and self->param; key: as iso__reducer_create_sorted.
+iso_status iso__data_parallel_make_reducer(iso__data_parallel *self, const int *key,
+                                           iso_reducer **out);
+// ISO_ERR_ARG unless it is a size of buckets.
+iso_status iso__data_parallel_check_mb(const char *field, double mb);
+// How parameters and layers see their gradients in the memory of a reducer.
+typedef struct iso__views {
+    iso_tensor **grad; // [trainable_count]
+    iso__cut *cut;     // [trainable_count]
+} iso__views;
+// Local. Free *out with iso__data_parallel_drop_views, also on failure.
+iso_status iso__data_parallel_make_views(iso__data_parallel *self, iso_reducer *reducer,
+                                         iso__views *out);
+// Local. Gives the views to the parameters, in the place of those they have.
+void iso__data_parallel_take_views(iso__data_parallel *self, iso__views *views);
+void iso__data_parallel_drop_views(const iso__data_parallel *self, iso__views *views);
 // Installs the hooks on all layers below.
 iso_status iso__data_parallel_link(iso__data_parallel *self, iso_module *module);
 

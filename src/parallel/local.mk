@@ -6,8 +6,11 @@ libiso_core_la_SOURCES += \
     src/parallel/data_parallel.c \
     src/parallel/data_parallel_calls.c \
     src/parallel/data_parallel_create.c \
+    src/parallel/data_parallel_drop.c \
     src/parallel/data_parallel_impl.h \
     src/parallel/data_parallel_order.c \
+    src/parallel/data_parallel_rebuild.c \
+    src/parallel/data_parallel_views.c \
     src/parallel/dataset_shard.c \
     src/parallel/dataset_shuffle.c \
     src/parallel/evaluate.c \
@@ -48,6 +51,7 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/reducer_create.c \
     src/parallel/reducer/reducer_impl.h \
     src/parallel/reducer/reducer_layers.c \
+    src/parallel/reducer/reducer_rebuild.c \
     src/parallel/reducer/reducer_update.c \
     src/parallel/reducer/round.c \
     src/parallel/reducer/round.h \

@@ -143,6 +143,35 @@ fail:
     return status;
 }
 
+static iso_status copy_applier(const iso__layout *l, applier *to, const iso__layout *old,
+                               const applier *from) {
+    applier p = *from;
+    p.hyper = NULL;
+    p.mine = NULL;
+    p.fresh = p.stepped = false;
+    *to = p;
+    ISO_TRY(iso__alloc(p.hyper_bytes, &to->hyper));
+    ISO_TRY(iso__alloc_zero((size_t)l->slot_count * sizeof(*p.mine), (void **)&to->mine));
+    for (int s = 0; s < l->slot_count; s++)
+        to->mine[s] = from->mine[iso__layout_at(old, l->slot[s].param, 0)];
+    return ISO_OK;
+}
+
+iso_status iso__appliers_copy(iso__appliers *a, const iso__appliers *from, const void *was,
+                              void *is) {
+    if (from->count == 0) return ISO_OK;
+    ISO_TRY(iso__alloc_zero((size_t)from->count * sizeof(*a->applier), (void **)&a->applier));
+    a->count = from->count;
+    for (int id = 0; id < a->count; id++) {
+        if (!from->applier[id].apply) continue;
+        ISO_TRY(copy_applier(a->layout, &a->applier[id], from->layout, &from->applier[id]));
+        if (a->applier[id].user == was) a->applier[id].user = is;
+    }
+    a->direct = from->direct; // has been warned of
+    find_owners(a);
+    return ISO_OK;
+}
+
 void iso__appliers_remove(iso__appliers *a, int id) {
     clear_applier(&a->applier[id]);
     for (int s = 0; s < a->layout->slot_count; s++)
@@ -198,6 +227,12 @@ void iso__appliers_list_is_out(iso__appliers *a) {
 }
 
 bool iso__appliers_have_list(const iso__appliers *a, int id) { return a->applier[id].fresh; }
+
+bool iso__appliers_expect_step(const iso__appliers *a) {
+    for (int id = 0; id < a->count; id++)
+        if (a->applier[id].apply && a->applier[id].fresh) return true;
+    return false;
+}
 
 bool iso__appliers_have_stepped(const iso__appliers *a, int id) { return a->applier[id].stepped; }
 

@@ -22,6 +22,10 @@ void iso__appliers_set_zero(iso__appliers *a, const iso__zero *zero);
 // As iso_reducer_add_apply.
 iso_status iso__appliers_add(iso__appliers *a, const int *params, int count,
                              iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id);
+// Adds the appliers of `from`, in the place of none, with their ids. The layouts have the same
+// parameters. The pointer `was` of a user becomes `is`. Destroy a after an error.
+iso_status iso__appliers_copy(iso__appliers *a, const iso__appliers *from, const void *was,
+                              void *is);
 void iso__appliers_remove(iso__appliers *a, int id);
 void iso__appliers_set_piece(iso__appliers *a, int id, iso_reducer_apply_piece apply);
 void iso__appliers_set_halves(iso__appliers *a, int id, const iso__reducer_halves *halves);
@@ -41,6 +45,7 @@ bool iso__appliers_take_pieces(const iso__appliers *a, int slot);
 // A list was issued. Each applier may use it for one step.
 void iso__appliers_list_is_out(iso__appliers *a);
 bool iso__appliers_have_list(const iso__appliers *a, int id);
+bool iso__appliers_expect_step(const iso__appliers *a); // one of them has a list
 // Whether outstanding updates use the frozen hyperparameters.
 bool iso__appliers_have_stepped(const iso__appliers *a, int id);
 // Whether this applier can update a range of elements separately, or never has to.

@@ -68,17 +68,16 @@ static char *add_slice(iso__param_set *set, const iso_reducer_param *entry, int 
 // ---- The order of the forward -----------------------------------------------------------------------
 
 typedef struct seat {
-    int layer, place;
+    int key, place;
 } seat;
 
-static int by_layer(const void *a, const void *b) {
+static int by_key(const void *a, const void *b) {
     const seat *x = a, *y = b;
-    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
     return (x->place > y->place) - (x->place < y->place);
 }
 
-// Parameters of one layer stay in the order of the list.
-static iso_status sort_layers(iso__param_set *set) {
+iso_status iso__param_set_sort(iso__param_set *set, const int *key) {
     size_t count = (size_t)set->count;
     iso__param_set sorted = {.count = set->count, .names = set->names};
     seat *seats = NULL;
@@ -87,8 +86,8 @@ static iso_status sort_layers(iso__param_set *set) {
         status = iso__alloc(count * sizeof(*sorted.param), (void **)&sorted.param);
     if (status == ISO_OK) status = iso__alloc(count * sizeof(*sorted.ref), (void **)&sorted.ref);
     for (int k = 0; status == ISO_OK && k < set->count; k++)
-        seats[k] = (seat){set->param[k].layer, k};
-    if (status == ISO_OK) qsort(seats, count, sizeof(*seats), by_layer);
+        seats[k] = (seat){key ? key[k] : set->param[k].layer, k};
+    if (status == ISO_OK) qsort(seats, count, sizeof(*seats), by_key);
     for (int k = 0; status == ISO_OK && k < set->count; k++) {
         sorted.param[k] = set->param[seats[k].place];
         sorted.ref[k] = set->ref[seats[k].place];
@@ -119,7 +118,7 @@ iso_status iso__param_set_create(const iso_reducer_param *entries, int count, is
             name = add_slice(out, &entries[e], l, name);
         sliced = sliced || entries[e].layers > 1;
     }
-    return sliced ? sort_layers(out) : ISO_OK;
+    return sliced ? iso__param_set_sort(out, NULL) : ISO_OK;
 }
 
 void iso__param_set_destroy(iso__param_set *set) {

@@ -22,8 +22,8 @@ typedef struct iso__param_ref {
 typedef struct iso__param_set {
     iso_reducer_param *param; // [count], each of one layer; in the order of the list, or, if an
                               // entry has several layers, by layer
-    iso__param_ref *ref; // [count]
-    int *first;          // [count]: rank 0's numbers, after iso__param_set_match; otherwise NULL
+    iso__param_ref *ref;      // [count]
+    int *first; // [count]: rank 0's numbers, after iso__param_set_match; otherwise NULL
     int count;
     char *names; // of the slices
 } iso__param_set;
@@ -35,6 +35,9 @@ iso_status iso__param_set_create(const iso_reducer_param *entries, int count, is
 // rank's numbers. ISO_ERR_ARG or ISO_ERR_MISMATCH on every rank if a rank has a name twice, or has
 // other names, or another parameter under one of them.
 iso_status iso__param_set_match(iso__param_set *set, iso_comm *comm);
+// Local. Sorts the parameters by `key`, one of each; NULL: by layer. Those of one key stay in their
+// order.
+iso_status iso__param_set_sort(iso__param_set *set, const int *key);
 void iso__param_set_destroy(iso__param_set *set);
 
 #endif

@@ -133,6 +133,11 @@ void iso__planner_collected(iso__planner *p, int bucket, const iso__exchange_tim
     if (t->done_ns > 0) t->done_ms += (double)(x->done_ns - t->done_ns) * 1e-6;
 }
 
+void iso__planner_go_on(iso__planner *p, const iso__planner *from) {
+    p->wait_ms = from->wait_ms;
+    p->exchange_ms = from->exchange_ms;
+}
+
 void iso__planner_waited(iso__planner *p, int64_t start_ns) {
     int64_t waited = iso_now() - start_ns;
     p->waited_ns += waited;

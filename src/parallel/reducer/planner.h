@@ -28,6 +28,8 @@ void iso__planner_collected(iso__planner *p, int bucket, const iso__exchange_tim
 // The program has waited for a device since start_ns.
 void iso__planner_waited(iso__planner *p, int64_t start_ns);
 
+// Goes on with the waits and exchanges that `from` has counted.
+void iso__planner_go_on(iso__planner *p, const iso__planner *from);
 // The first fills in wait_ms, exchange_ms and planned, the second everything except name, bytes and
 // wire_bytes.
 void iso__planner_add_stats(const iso__planner *p, iso_reducer_stats *out);

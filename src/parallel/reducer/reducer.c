@@ -199,7 +199,8 @@ static iso_status have_gradients(iso_reducer *r, int id) {
     // are an error.
     iso_unused unused = iso__round_unused(r->round);
     bool may_close = unused != ISO_UNUSED_ERROR && !r->owned;
-    ISO_CHECK(iso__round_lists(r->round) == 0 || iso__round_is_open(r->round) ||
+    bool first = iso__round_lists(r->round) == 0 && r->steps == 0;
+    ISO_CHECK(first || iso__round_is_open(r->round) ||
                   (may_close && iso__appliers_count(r->appliers) == 1),
               ISO_ERR_STATE,
               "an optimizer made a second step on the same gradients: run a backward in between");

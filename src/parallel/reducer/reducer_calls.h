@@ -41,6 +41,29 @@ size_t iso__reducer_hook_counts(const iso_reducer *r);
 iso_status iso__reducer_match_names(iso_comm *comm, const iso_reducer_param *params, int count,
                                     int *from);
 
+// ---- Other buckets -----------------------------------------------------------------------------------
+//
+// A reducer takes the place of one with the same parameters, between steps.
+
+// As iso_reducer_create. key: one of each parameter; the parameters are in the order of their keys,
+// and keep the numbers of the list. Parameters of a layer have one key. Entries with `layers` have
+// no keys. NULL: the order of the list.
+iso_status iso__reducer_create_sorted(iso_comm *comm, const iso_reducer_param *params, int count,
+                                      const iso_reducer_config *config, const int *key,
+                                      iso_reducer **out);
+// Local. Such keys: the layer whose gradients this rank's latest backward had ready last is first.
+// params: the list from which the reducer was created.
+iso_status iso__reducer_ready_keys(const iso_reducer *r, const iso_reducer_param *params, int count,
+                                   int *key);
+// Local. ISO_ERR_UNSUPPORTED if nothing can take the reducer's place, ISO_ERR_STATE in a backward,
+// and before a step has used its gradients.
+iso_status iso__reducer_check_place(const iso_reducer *r);
+// Collective. Copies from `from`, of which nothing is pending: update functions with their ids,
+// what the hook remembers of buckets that are the same, weights, owner, and totals of the
+// statistics.
+iso_status iso__reducer_go_on(iso_reducer *r, iso_reducer *from);
+const iso_comm_hook *iso__reducer_hook(const iso_reducer *r); // borrowed
+
 // ---- Scope ------------------------------------------------------------------------------------------
 
 iso_scope iso__reducer_scope(const iso_reducer *r);

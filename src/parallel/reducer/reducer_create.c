@@ -316,9 +316,10 @@ static iso_status make_set(const iso_reducer *r, const iso_reducer_param *params
 
 // The ranks agree after each local step: a rank that left alone would make the others wait.
 static iso_status lay_out(iso_reducer *r, const iso_reducer_param *params, int count,
-                          const iso_reducer_config *config) {
+                          const iso_reducer_config *config, const int *key) {
     iso__param_set set;
     iso_status status = make_set(r, params, count, config->by_name, &set);
+    if (status == ISO_OK && key) status = iso__param_set_sort(&set, key);
     if (status == ISO_OK) status = make_layout(r, &set, config);
     status = iso_comm_agree(r->world, status);
     if (status == ISO_OK) status = match_ranks(r, &set, config);
@@ -327,8 +328,9 @@ static iso_status lay_out(iso_reducer *r, const iso_reducer_param *params, int c
     return ISO_OK;
 }
 
-iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
-                              const iso_reducer_config *config, iso_reducer **out) {
+iso_status iso__reducer_create_sorted(iso_comm *comm, const iso_reducer_param *params, int count,
+                                      const iso_reducer_config *config, const int *key,
+                                      iso_reducer **out) {
     static const iso_reducer_config plain = {0};
     iso_status status;
     iso_reducer *r = NULL;
@@ -338,7 +340,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     r->shares_updates = config->zero;
     r->only = -1;
     ISO_TRY_GOTO(meet_ranks(r, comm, config, find_sparse(params, count) != NULL));
-    ISO_TRY_GOTO(lay_out(r, params, count, config));
+    ISO_TRY_GOTO(lay_out(r, params, count, config, key));
     ISO_TRY_GOTO(make_arena(r));
     ISO_TRY_GOTO(iso_comm_agree(r->world, make_parts(r, config)));
     ISO_TRY_GOTO(iso__reducer_choose_scope(r, config->scope));
@@ -351,6 +353,11 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
 fail:
     iso_reducer_destroy(&r);
     return status;
+}
+
+iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
+                              const iso_reducer_config *config, iso_reducer **out) {
+    return iso__reducer_create_sorted(comm, params, count, config, NULL, out);
 }
 
 static void finish_quietly(iso_reducer *r) {

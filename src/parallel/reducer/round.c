@@ -126,6 +126,7 @@ static void mark_ready(iso__round *r, int s) {
     int b = layout_of(r)->slot[s].bucket;
     if (r->ready_count++ == 0) iso__planner_begin(r->with.planner);
     r->slot[s].ready = true;
+    r->slot[s].turn = ++r->turns;
     if (--r->bucket[b].missing > 0) return;
     iso__planner_ready(r->with.planner, b, r->lists);
     if (b < r->complete_first) r->complete_first = b;
@@ -403,6 +404,18 @@ void iso__round_zero_grad(iso__round *r, int applier) {
         if (applier < 0 || iso__appliers_updates(r->with.appliers, applier, s))
             r->slot[s].keep = false;
 }
+
+int64_t iso__round_turn(const iso__round *r, int i) {
+    const iso__layout *l = layout_of(r);
+    int64_t latest = 0;
+    for (int k = 0; k < l->place[i].pieces; k++) {
+        int64_t turn = r->slot[iso__layout_at(l, i, k)].turn;
+        if (turn > latest) latest = turn;
+    }
+    return latest;
+}
+
+void iso__round_go_on(iso__round *r, const iso__round *from) { r->average = from->average; }
 
 void iso__round_drop(iso__round *r, int i) {
     const iso__layout *l = layout_of(r);

@@ -67,6 +67,12 @@ iso_status iso__round_finish(iso__round *r);
 iso_status iso__round_flush(iso__round *r);
 iso_status iso__round_advance(iso__round *r); // never waits
 
+// When the last piece of parameter i was ready in the latest backward: it is larger for parameters
+// that were ready later; 0: never.
+int64_t iso__round_turn(const iso__round *r, int i);
+// Takes over the weights and divisors of a round with the same parameters.
+void iso__round_go_on(iso__round *r, const iso__round *from);
+
 // ---- Steps ------------------------------------------------------------------------------------------
 
 bool iso__round_is_open(

@@ -19,8 +19,9 @@ typedef struct bucket_state {
 } bucket_state;
 
 typedef struct slot_state {
-    bool ready; // gradient final for this backward
-    bool keep;  // no zero_grad since it was issued: its gradient must become an average
+    bool ready;   // gradient final for this backward
+    bool keep;    // no zero_grad since it was issued: its gradient must become an average
+    int64_t turn; // when its gradient was last ready: later ones have larger numbers; 0: never
 } slot_state;
 
 struct iso__round {
@@ -40,6 +41,7 @@ struct iso__round {
     int unshared;       // no bucket above it waits to be published; -1: none does
     int looked;         // the bucket at which a wait looks first for others to advance
     long long lists;    // issued whole so far
+    int64_t turns;      // gradients that were ready so far
     bool fresh;         // a whole list was issued that no step has used yet
     bool shares;        // a step was made, and values go to the other ranks
     bool updating;      // an update function runs

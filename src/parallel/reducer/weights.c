@@ -62,6 +62,12 @@ void iso__weights_drop(iso__weights *w) {
     w->given = false;
 }
 
+void iso__weights_go_on(iso__weights *w, const iso__weights *from) {
+    if (!w) return;
+    w->next = from->next;
+    w->given = from->given;
+}
+
 iso_status iso__weights_leave(iso__weights *w, iso_comm *comm) {
     if (!w || w->left) return ISO_OK;
     w->own = w->total[0] = w->next;

@@ -25,7 +25,8 @@ void iso__weights_drop(iso__weights *w); // nothing that was accumulated is sent
 // Call it before each bucket of a list leaves: starts the sum of the weights over comm (NULL: this
 // rank alone) before the first one.
 iso_status iso__weights_leave(iso__weights *w, iso_comm *comm);
-void iso__weights_restart(iso__weights *w);  // the list is back
+void iso__weights_go_on(iso__weights *w, const iso__weights *from); // with what was added
+void iso__weights_restart(iso__weights *w);                         // the list is back
 bool iso__weights_are_here(iso__weights *w); // true: iso__weights_wait does not wait
 
 // Waits for the total of the list that has left.
