@@ -90,6 +90,8 @@ TRAIN_RUN = \
     examples/train/train_plugin.c \
     examples/train/train_replay.c \
     examples/train/train_ranks.c \
+    examples/train/train_rebuild.c \
+    examples/train/train_rebuild.h \
     examples/train/train_report.c \
     examples/train/train_run.c \
     examples/train/train_scaler.c \

@@ -611,6 +611,18 @@ unset ISO_LOG
     { ! field device "$out/log" | grep -q oneDNN || grep -q '^isotherm.0. info: kernel for linear forward 64 x 784' stderr; }
 result $? "with tuned kernels rank 0 measures, and all ranks end with the same parameters"
 
+run_anew 2 "$train" --model mlp --steps 90 --quiet --log "$out/log"
+straight=$(field param_hash "$out/log")
+run_anew 2 "$train" --model mlp --steps 90 --rebuild tuned --quiet --log "$out/log"
+[ "$status" = 0 ] && [ -n "$straight" ] && [ "$(field param_hash "$out/log")" = "$straight" ] &&
+    [ "$(grep -c '"event":"buckets",.*"what":"trial","bucket_mb":' "$out/log")" -ge 2 ] &&
+    [ "$(grep -c '"event":"buckets",.*"what":"chosen"' "$out/log")" = 1 ]
+result $? "tuned buckets are tried, chosen and logged, and change no bit"
+refused 2 "buckets of a wire that remembers" '--rebuild cannot be combined with --wire int8' \
+    --rebuild ready --wire int8 --data nowhere
+refused 2 "buckets of ZeRO" '--rebuild cannot be combined with --zero' --rebuild tuned --zero --data nowhere
+refused 2 "buckets of daso" '--rebuild cannot be combined with --sync daso' --rebuild ready --sync daso --data nowhere
+
 run_anew 0 "$train" --data good --epochs 1 --log "$out/log"
 [ "$status" = 0 ] && [ "$(field ranks "$out/log")" = 1 ]
 result $? "runs without the launcher"

@@ -6,6 +6,7 @@
 
 #include "train_error.h"
 #include "train_options.h"
+#include "train_rebuild.h"
 
 #include <isotherm.h>
 
@@ -182,6 +183,7 @@ typedef struct train_run {
     iso_outlier *losses, *norms; // NULL without --skip-loss, --skip-norm
     double outlier_z[2];         // of the last step's loss and norm; NaN: not known
     int64_t test_step;           // the step of `test`; -1: none yet
+    train_rebuild rebuild;       // how far it is
     iso_strategy_stats seen;     // the latest statistics of the strategy
     iso_daso_change *replay;     // of --replay
     int64_t replay_count;

@@ -167,6 +167,7 @@ iso_status train_options_check(const train_options *o) {
     TRY(check_finite(o));
     TRY(check_equal(o));
     TRY(train_noise_check(o));
+    TRY(train_rebuild_check(o));
     TRY(train_scaler_check(o));
     TRY(train_outlier_check(o));
     TRY(check_validation(o));

@@ -141,6 +141,9 @@ const train_option train_option_table[] = {
        .initial = "auto", .meaning = "who drives communication during computation"),
     OF(RUN, NUMBER("bucket-mb", bucket_mb), .low = 0, .high = 1e6,
        .meaning = "bucket size in MiB; 0: one bucket per layer (default 0.25)"),
+    OF(OUTSIDE, CHOICE("rebuild", rebuild), .choices = "no|ready|tuned", .initial = "no",
+       .meaning = "ready: after the first step, build buckets in the order in which gradients are "
+                  "ready; tuned: also of the size that is fastest in the first steps"),
     OF(RUN, CHOICE("average", average), .choices = "post|pre|split|sum", .initial = "post",
        .meaning = "when to divide gradients by the number of ranks: after the exchange, before it, "
                   "partly before and partly after, or never"),

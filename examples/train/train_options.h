@@ -30,6 +30,7 @@ typedef struct train_options {
 
     const char *plugin, *sync, *sync_option, *replay, *progress;
     double bucket_mb;
+    const char *rebuild;
     bool find_unused, static_unused, sync_batchnorm;
     const char *buffers, *buffers_when, *average;
     double split_factor;

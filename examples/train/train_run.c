@@ -282,6 +282,7 @@ static iso_status train_epoch(train_run *run) {
         TRY(make_step(run));
         time_step(run, began);
         TRY(train_sync_look(run));
+        TRY(train_rebuild_look(run));
         TRY(look_around(run));
         if (run->stopped) return ISO_OK; // and the clock is, too
         iso_progress_bar_update(run->bar, train_steps_of(run->options, run->at.batch),
