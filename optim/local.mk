@@ -44,6 +44,7 @@ libiso_core_la_SOURCES += \
     optim/periodic/outer_impl.h \
     optim/periodic/periodic.c \
     optim/periodic/periodic.h \
+    optim/periodic/periodic_async.c \
     optim/periodic/periodic_create.c \
     optim/periodic/periodic_fragments.c \
     optim/periodic/periodic_mean.c \

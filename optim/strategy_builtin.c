@@ -116,7 +116,7 @@ typedef struct periodic_kind {
     bool local;
     const iso_outer *outer; // NULL: none, unless a setting names one
     bool overlaps;          // the wait is the period
-    bool gossip;
+    bool gossip, asynchronous;
 } periodic_kind;
 #define KIND(table, TABLE)                                                                         \
     .setting = iso__##table##_setting, .setting_count = ISO__##TABLE##_SETTINGS
@@ -132,6 +132,7 @@ static periodic_kind streaming_kind = {KIND(streaming, STREAMING), .local = true
 static periodic_kind overlap_kind = {KIND(overlap, OVERLAP), .local = true,
                                      .outer = &iso_outer_pull, .overlaps = true};
 static periodic_kind gossip_kind = {KIND(gossip, GOSSIP), .local = true, .gossip = true};
+static periodic_kind async_kind = {KIND(async, ASYNC), .local = true, .asynchronous = true};
 
 // A period of -1 is automatic, and the statistics say so; warm-up steps of -1 go by the share.
 // *outer is memory for the outer optimizer of the config.
@@ -140,6 +141,7 @@ static iso_status read_config(const iso_strategy_context *context, const periodi
     iso_daso_config config = ISO_DASO_DEFAULT;
     *outer = kind->outer ? *kind->outer : (iso_outer){0};
     if (kind->local) config = iso_post_local_sgd_config(0, -1, ISO_DASO_AUTO_SKIP);
+    if (kind->asynchronous) config = iso_async_config(0, -1);
     config.gossip = kind->gossip;
     config.total_steps = context->total_steps;
     config.changed = context->changed;
@@ -362,8 +364,9 @@ static iso_status tell_daso(iso_optimizer *optimizer, iso_strategy_stats *out, v
     (void)user;
     iso_daso_stats daso;
     ISO_TRY(iso_daso_get_stats(optimizer, &daso));
+    int64_t period = daso.global_skip_requested == 0 ? 0 : iso__larger(daso.global_skip, 1);
     *out = (iso_strategy_stats){.syncs = daso.syncs,
-                                .period = daso.global_skip > 1 ? daso.global_skip : 1,
+                                .period = period,
                                 .wait = daso.batches_to_wait,
                                 .period_requested = daso.global_skip_requested,
                                 .wait_requested = daso.batches_to_wait_requested,
@@ -427,6 +430,9 @@ const iso_strategy iso__builtin_strategy[] = {
     {.name = "gossip",
      .text = "parameters, with one other rank every --period steps, awaited --wait steps later",
      OF_DASO(gossip, GOSSIP)},
+    {.name = "async",
+     .text = "parameters, all the time, without waiting; each rank merges the mean when it arrives",
+     OF_DASO(async, ASYNC)},
 };
 const int iso__builtin_strategy_count =
     sizeof(iso__builtin_strategy) / sizeof(iso__builtin_strategy[0]);

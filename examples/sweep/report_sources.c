@@ -44,6 +44,10 @@ static const source sources[] = {
      "Wang et al., Overlap Local-SGD, ICASSP 2020 (arXiv 2002.09539)"},
     {"sync", "gossip", "Local SGD in which a rank averages with one other rank at a time.",
      "Assran et al., Stochastic Gradient Push, ICML 2019 (arXiv 1811.10792)"},
+    {"sync", "async",
+     "Local SGD in which the mean of all ranks is merged by each of them when it arrives, without "
+     "waiting.",
+     "Gan et al., BAGUA, VLDB 2022 (arXiv 2107.01499)"},
     {"merge", "progress", "The mean of what was sent, plus the progress made since.",
      "CoCoD-SGD: Shen et al., 2019 (arXiv 1906.12043)"},
     {"merge", "heat", "A weighted mean of the current parameters and those that were sent.", DASO},

@@ -126,7 +126,9 @@ static iso_status check_validation(const train_options *o) {
 }
 
 static iso_status check_replay(const train_options *o) {
-    if (!o->replay || train_setting_of(o->sync, "period")) return ISO_OK;
+    bool timed =
+        train_setting_of(o->sync, "period") || train_setting_of(o->sync, "sync-interval-ms");
+    if (!o->replay || timed) return ISO_OK;
     return train_error(ISO_ERR_ARG,
                        "--replay needs a --sync with a setting \"period\": --sync %s has none; "
                        "modes of Isotherm without it repeat their results with the same options",

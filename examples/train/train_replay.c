@@ -9,17 +9,21 @@
 enum { LINE_ROOM = 4096 };
 
 // In the order of iso_daso_cause.
-static const char *const cause_name[] = {"sync", "epoch", "measured"};
-enum { CAUSES = sizeof(cause_name) / sizeof(cause_name[0]) };
+static const char *const cause_name[] = {"sync", "epoch", "measured", "rank"};
 
 void train_replay_note(const iso_daso_change *change, void *user) {
     iso_json_log *log = ((train_run *)user)->log; // NULL on other ranks, and without --log
     iso_json_begin(log, "change");
     iso_json_int(log, "step", change->step);
     iso_json_string(log, "cause", cause_name[change->cause]);
-    iso_json_int(log, "global_skip", change->global_skip);
-    iso_json_int(log, "local_skip", change->local_skip);
-    iso_json_int(log, "batches_to_wait", change->batches_to_wait);
+    if (change->cause == ISO_CAUSE_RANK) {
+        iso_json_int(log, "rank", change->rank);
+        iso_json_int(log, "actions", change->actions);
+    } else {
+        iso_json_int(log, "global_skip", change->global_skip);
+        iso_json_int(log, "local_skip", change->local_skip);
+        iso_json_int(log, "batches_to_wait", change->batches_to_wait);
+    }
     iso_json_end(log);
 }
 
@@ -31,6 +35,19 @@ typedef struct change_list {
     int64_t count, room;
 } change_list;
 
+// What a rank did at its own step.
+static bool parse_rank(const char *line, iso_daso_change *out) {
+    long long step;
+    int rank, actions, end = 0;
+    sscanf(line,
+           "{\"event\":\"change\",\"step\":%lld,\"cause\":\"rank\",\"rank\":%d,\"actions\":%d}%n",
+           &step, &rank, &actions, &end);
+    if (end == 0 || step < 1 || rank < 0 || actions < 1) return false;
+    *out =
+        (iso_daso_change){.step = step, .cause = ISO_CAUSE_RANK, .rank = rank, .actions = actions};
+    return true;
+}
+
 static bool parse_change(const char *line, iso_daso_change *out) {
     long long step, skip, local, wait;
     char cause[16];
@@ -40,9 +57,13 @@ static bool parse_change(const char *line, iso_daso_change *out) {
            "\"local_skip\":%lld,\"batches_to_wait\":%lld}%n",
            &step, cause, &skip, &local, &wait, &end);
     if (end == 0 || step < 0 || skip < 1 || local < 1 || wait < -1) return false;
-    for (int i = 0; i < CAUSES; i++) {
+    for (int i = 0; i < ISO_CAUSE_RANK; i++) {
         if (strcmp(cause, cause_name[i]) != 0) continue;
-        *out = (iso_daso_change){step, (iso_daso_cause)i, skip, local, wait};
+        *out = (iso_daso_change){.step = step,
+                                 .cause = (iso_daso_cause)i,
+                                 .global_skip = skip,
+                                 .local_skip = local,
+                                 .batches_to_wait = wait};
         return true;
     }
     return false;
@@ -104,7 +125,7 @@ static iso_status take_line(const char *path, int64_t number, const char *line, 
     iso_daso_change read;
     if (strncmp(line, resume, sizeof(resume) - 1) == 0) drop_after(list, line);
     if (strncmp(line, change, sizeof(change) - 1) != 0) return check_summary(list, path, line);
-    if (!parse_change(line, &read))
+    if (!parse_rank(line, &read) && !parse_change(line, &read))
         return train_error(ISO_ERR_FORMAT, "the log %s is damaged in line %lld", path,
                            (long long)number);
     return add_change(list, read);

@@ -116,9 +116,15 @@ static bool take_signal(int code) {
 
 void train_stop_catch(void) { watch_stop(take_signal); }
 
+// A rank whose own steps are repeated may have to be as far ahead of the others as it was, and the
+// exchange of a check would hold it back.
+static bool repeats_ranks(const train_run *run) {
+    return run->replay_count > 0 && run->replay[0].cause == ISO_CAUSE_RANK;
+}
+
 iso_status train_stop_check(train_run *run, bool now, bool *stops) {
     *stops = false;
-    if (!run->stop) return ISO_OK;
+    if (!run->stop || (!now && repeats_ranks(run))) return ISO_OK;
     if (taken) iso_stop_request(run->stop);
     return now ? iso_stop_check_now(run->stop, stops) : iso_stop_check(run->stop, stops);
 }

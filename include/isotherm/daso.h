@@ -30,9 +30,10 @@ extern "C" {
 
 typedef struct iso_daso_stats {
     int64_t steps, syncs; // batches (updates); merged exchanges, including full averages
-    // Current values. With levels global_skip is the shortest period.
+    // Current values. With levels global_skip is the shortest period. Asynchronous: 0, and a wait
+    // of -1.
     int64_t global_skip, local_skip, batches_to_wait;
-    // As configured. -1: automatic. Always -1 with daso_heat.
+    // As configured. -1: automatic. Always -1 with daso_heat; asynchronous: 0 and -1.
     int64_t global_skip_requested, batches_to_wait_requested;
     const char *phase;           // "warm-up", "cycling", "cool-down", "done"
     bool pending;                // an exchange is in flight or not yet merged
@@ -54,9 +55,10 @@ iso_status iso_daso_get_stats(iso_optimizer *daso, iso_daso_stats *out);
 // NaN or infinite loss.
 iso_status iso_daso_epoch_loss(iso_optimizer *daso, double loss, bool globally_averaged);
 // Waits until the exchange in flight, if any, has arrived. The exchange is merged at its usual
-// step, so results are bitwise identical. Evaluations and saves also wait for it. Call this before
-// you stop a timer, so that the wait counts as training time. If the exchange failed, every rank
-// gets an error, the exchange is discarded, and training may continue.
+// step, so results are bitwise identical (but not if exchanges are asynchronous). Evaluations and
+// saves also wait for it. Call this before you stop a timer, so that the wait counts as training
+// time. If the exchange failed, every rank gets an error, the exchange is discarded, and training
+// may continue.
 iso_status iso_daso_complete(iso_optimizer *daso);
 // Discards the exchange in flight and sets the parameters of every rank to the mean over all ranks.
 // Call it after the last step.
@@ -221,14 +223,18 @@ typedef void (*iso_daso_callback)(const iso_daso_observation *observed, iso_daso
 
 // A change of the period or the wait. A run can repeat those of an earlier one, see `replay` below.
 typedef enum iso_daso_cause {
-    ISO_CAUSE_SYNC,    // a policy decided when a round began
-    ISO_CAUSE_EPOCH,   // a policy decided in iso_daso_epoch_loss
-    ISO_CAUSE_MEASURED // an automatic wait was measured
+    ISO_CAUSE_SYNC,     // a policy decided when a round began
+    ISO_CAUSE_EPOCH,    // a policy decided in iso_daso_epoch_loss
+    ISO_CAUSE_MEASURED, // an automatic wait was measured
+    ISO_CAUSE_RANK // asynchronous: a rank merged, sent, or noticed how far an exchange had come
 } iso_daso_cause;
 typedef struct iso_daso_change {
     int64_t step; // the number of updates before the change
     iso_daso_cause cause;
-    int64_t global_skip, local_skip, batches_to_wait; // from then on
+    int64_t global_skip, local_skip, batches_to_wait; // from then on; 0 for ISO_CAUSE_RANK
+    // ISO_CAUSE_RANK: the rank, and what it did after update `step`: a sum of 1 if it merged, 2 if
+    // it sent, and 4 times the progress of the exchange under way, from 1 (sent) to 5 (arrived).
+    int rank, actions;
 } iso_daso_change;
 
 // A level of a hierarchy: with `period`, groups of `ranks` consecutive ranks average their
@@ -328,13 +334,32 @@ typedef struct iso_daso_config {
     // steps to the next gossip are counted from it. Requires a given global_skip, and
     // batches_to_wait of at least 0. Otherwise 0.
     int64_t outer_skip;
-    // Called on every rank after each change; NULL: not called.
+    // Asynchronous averages (Bagua's AsyncModelAverageAlgorithm; Gan et al., VLDB 2022). An
+    // exchange of parameters is under way all the time. After each step of the cycling phase, a
+    // rank merges one that has arrived: x = x + (mean of what ranks sent) - (what this rank sent),
+    // and sends its new parameters, which starts the next exchange. It never waits. Each rank does
+    // so at its own steps, so a slow rank slows the exchanges down, but not the steps of the
+    // others. If all ranks merge an exchange, the mean of their parameters stays the same, up to
+    // rounding.
+    //
+    // Ranks meet at evaluations, saves, iso_daso_complete and the end of the cycling phase. Then
+    // they complete exchanges until all have started and merged the same ones; for this, some
+    // merge earlier than in their next step. The end of the cycling phase merges what is under way,
+    // and then sets the parameters to the mean over all ranks. Bits depend on times, and repeat
+    // only with `replay`. Requires what iso_async_config sets, except for total_steps, phases,
+    // interval_ms, wire and topk_ratio.
+    bool asynchronous;
+    double interval_ms; // asynchronous: the least time from a send to the next, >= 0
+    // Called on every rank after each change; NULL: not called. ISO_CAUSE_RANK: called on rank 0
+    // for all ranks, where ranks meet.
     void (*changed)(const iso_daso_change *change, void *user);
     void *changed_user;
     // Changes in the order of their steps, the same on every rank, borrowed until the optimizer is
-    // destroyed. They take the place of what the policy and the measurement of a wait would choose,
-    // which depends on times. So a run with the same config, ranks and data that is given all
-    // changes of an earlier one has its bits. NULL: none.
+    // destroyed. (Those of ISO_CAUSE_RANK in any order. The run that repeats them has to meet after
+    // the same steps. Steps without a change merge and send nothing.) They take the place of what
+    // the policy and the measurement of a wait would choose, which depends on times. So a run with
+    // the same config, ranks and data that is given all changes of an earlier one has its bits.
+    // NULL: none.
     const iso_daso_change *replay;
     int64_t replay_count;
     // Lets iso_training_loaded take the state of a daso that was created for fewer steps, finished
@@ -383,12 +408,17 @@ iso_daso_config iso_hierarchical_sgd_config(int64_t total_steps, int64_t warmup_
 // parameters and those of one other rank, and waits for it. With batches_to_wait > 0 it merges them
 // later.
 iso_daso_config iso_gossip_config(int64_t total_steps, int64_t period);
+// Asynchronous averages, see `asynchronous` above: warmup_steps of data parallelism (0: none), then
+// ranks train alone, and merge averages as they arrive. interval_ms is 0 (Bagua's sync_interval_ms
+// is 500 by default).
+iso_daso_config iso_async_config(int64_t total_steps, int64_t warmup_steps);
 // Parses "4:2,8:4,16:8" (PERIOD:RANKS, separated by ',' or '+') into level, level_count and
 // global_skip of config. ISO_ERR_ARG for another text.
 iso_status iso_daso_levels_parse(const char *text, iso_daso_config *config);
 
 // As iso_daso_heat_create_take. If an exchange fails on any rank, every rank gets an error, and no
-// parameter changes. All ranks merge an exchange at the same batch.
+// parameter changes. All ranks merge an exchange at the same batch, except with `asynchronous`. An
+// optimizer that is asynchronous is destroyed on all ranks, after the same step.
 iso_status iso_daso_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out);
 

@@ -17,8 +17,9 @@
 //
 // Built in: blocking, lazy and explicit (iso_sync in isotherm/reducer.h); daso, daso-heat, localsgd
 // and postlocal (isotherm/daso.h); slowmo, diloco, streaming-diloco and overlap-localsgd, which are
-// daso with an outer optimizer (isotherm/outer.h); gossip (isotherm/daso.h). The settings that a
-// strategy publishes become options of iso-train, also those of strategies that a plugin registers.
+// daso with an outer optimizer (isotherm/outer.h); gossip and async (isotherm/daso.h). The settings
+// that a strategy publishes become options of iso-train, also those of strategies that a plugin
+// registers.
 #ifndef ISOTHERM_STRATEGY_H
 #define ISOTHERM_STRATEGY_H
 
@@ -103,7 +104,8 @@ typedef struct iso_strategy_context {
     int64_t total_steps, steps_per_epoch; // updates
     iso_settings *settings;               // may be NULL
     // As in iso_daso_config, for strategies that are daso with other settings; others ignore them.
-    // The program train offers --replay for strategies that have a setting named "period".
+    // The program train offers --replay for strategies that have a setting named "period"
+    // or "sync-interval-ms".
     void (*changed)(const iso_daso_change *change, void *user);
     void *changed_user;
     const iso_daso_change *replay;

@@ -37,7 +37,11 @@ static iso_daso_decision in_force(const daso *self) {
 
 static void tell_change(const daso *self, iso_daso_cause cause) {
     const iso__daso_schedule *s = &self->schedule;
-    iso_daso_change change = {s->step, cause, s->global_skip, s->local_skip, s->batches_to_wait};
+    iso_daso_change change = {.step = s->step,
+                              .cause = cause,
+                              .global_skip = s->global_skip,
+                              .local_skip = s->local_skip,
+                              .batches_to_wait = s->batches_to_wait};
     if (self->config.changed) self->config.changed(&change, self->config.changed_user);
     if (iso_comm_rank(self->engine.comm) == 0)
         iso__log(ISO_LOG_INFO, "daso: step %lld: skip %lld, wait %lld: %s",
@@ -186,9 +190,19 @@ static iso_status begin_late(daso *self) {
     return iso__periodic_run(&self->engine, &plan, ISO__PAYLOAD_WIRE);
 }
 
+// After a step of the cycling phase.
+static iso_status finish_async(daso *self, const iso__sync_plan *plan) {
+    const iso__daso_schedule *s = &self->schedule;
+    bool ends = s->phase != ISO__CYCLING;
+    if (ends) ISO_TRY(iso__async_end(&self->engine, s->step));
+    ISO_TRY(iso__periodic_run(&self->engine, plan, ISO__PAYLOAD_WIRE));
+    return ends ? ISO_OK : iso__async_step(&self->engine, s->step);
+}
+
 static iso_status step_daso(iso_optimizer *optimizer) {
     daso *self = self_of(optimizer);
     iso__sync_plan plan;
+    bool free = self->config.asynchronous && self->schedule.phase == ISO__CYCLING;
     ISO_CHECK(
         self->schedule.step < self->schedule.total, ISO_ERR_STATE,
         "daso was created for total_steps %lld, and all are done: create it for more, or call "
@@ -200,6 +214,7 @@ static iso_status step_daso(iso_optimizer *optimizer) {
     if (self->schedule.begins) ISO_TRY(begin_late(self));
     ISO_TRY(iso__periodic_step(&self->engine));
     iso__daso_schedule_step(&self->schedule, &plan);
+    if (free) return finish_async(self, &plan);
     ISO_TRY(iso__periodic_run(&self->engine, &plan, ISO__PAYLOAD_WIRE));
     if (plan_measures(&plan)) ISO_TRY(measure_wait(self));
     if (!self->schedule.begins) return ISO_OK;
@@ -219,6 +234,7 @@ static iso_status start_over(daso *self) {
     iso__daso_schedule_init(&self->schedule, &self->config);
     iso__policy_init(&self->policy, &self->config);
     self->reason[0] = 0;
+    iso__async_continue(&self->engine, 0);
     ISO_TRY(iso__periodic_set_scope(&self->engine, iso__daso_schedule_scope(&self->schedule)));
     return ISO_OK;
 }
@@ -240,6 +256,10 @@ static void get_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
     out->batches_to_wait = self->schedule.batches_to_wait;
     out->global_skip_requested = self->config.global_skip;
     out->batches_to_wait_requested = self->config.batches_to_wait;
+    if (self->config.asynchronous) { // it has no rhythm
+        out->global_skip = out->global_skip_requested = 0;
+        out->batches_to_wait = out->batches_to_wait_requested = -1;
+    }
     snprintf(out->reason, sizeof(out->reason), "%s", self->reason);
 }
 
@@ -279,6 +299,9 @@ static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
         ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/outer_skip", ISO_STATE_I64, 1,
                                    &self->outer_skip));
     }
+    if (self->config.asynchronous)
+        ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/sent_at", ISO_STATE_I64, 1,
+                                   &self->engine.async.sent_at));
     ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/policy", ISO_STATE_U8, sizeof(self->policy),
                                &self->policy));
     return iso__state_add_own(to, ISO_OWN_RANK0, "daso/reason", ISO_STATE_U8, sizeof(self->reason),
@@ -363,6 +386,7 @@ static iso_status check_loaded(iso_optimizer *optimizer) {
         (long long)mine.warmup, (long long)mine.cooldown);
     if (!same) ISO_TRY(iso__daso_schedule_extend(&self->schedule, &mine, &returns));
     ISO_TRY(iso__periodic_loaded(&self->engine));
+    iso__async_continue(&self->engine, self->schedule.step);
     return returns ? return_to_cycling(self, cycled) : ISO_OK;
 }
 
@@ -382,7 +406,8 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
         .topology = {.unit = config->unit, .use_mpi_groups = true},
         .wire = {.wire = iso__wire_codec(config->wire, config->topk_ratio),
                  .differences = config->wire != ISO_WIRE_F32,
-                 .gossip = config->gossip},
+                 .gossip = config->gossip,
+                 .unordered = config->asynchronous},
         .full = {.wire = &iso__codec_f32},
         .merge = config->merge,
         .outer = config->outer,
@@ -424,7 +449,8 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     iso_optimizer *taken = wrapped;
     wrapped = NULL;
     ISO_TRY_GOTO(iso__periodic_init(&self->engine, taken, data_parallel, &engine, valid, settings));
-    status = start_over(self);
+    status = config->asynchronous ? iso__async_open(&self->engine, config) : ISO_OK;
+    if (status == ISO_OK) status = start_over(self);
     if (status < 0) iso__periodic_destroy(&self->engine);
     ISO_TRY_GOTO(status);
     *out = &self->engine.base;

@@ -46,6 +46,12 @@ iso_daso_config iso_gossip_config(int64_t total_steps, int64_t period) {
     return config;
 }
 
+iso_daso_config iso_async_config(int64_t total_steps, int64_t warmup_steps) {
+    iso_daso_config config = iso_post_local_sgd_config(total_steps, warmup_steps, 1);
+    config.asynchronous = true;
+    return config;
+}
+
 iso_status iso__daso_at_least(const char *option, int64_t value, int64_t least) {
     ISO_CHECK(value >= least, ISO_ERR_ARG, "daso: %s is %lld, it must be %lld or more", option,
               (long long)value, (long long)least);
@@ -99,6 +105,21 @@ static iso_status check_gossip(const iso_daso_config *c) {
               "daso: gossip needs unit ISO_SCOPE_RANK, ISO_WIRE_F32, ISO_MERGE_PROGRESS, "
               "ISO_STATE_SYNC_KEEP and ISO_POLICY_FIXED, as iso_gossip_config sets them, and "
               "neither levels nor fragments");
+    return ISO_OK;
+}
+
+static iso_status check_async(const iso_daso_config *c) {
+    bool plain = c->unit == ISO_SCOPE_RANK && c->merge == ISO_MERGE_PROGRESS &&
+                 c->state == ISO_STATE_SYNC_KEEP && c->policy == ISO_POLICY_FIXED;
+    bool single = !c->gossip && !c->outer && c->level_count == 0 && c->fragments <= 1;
+    bool rhythm = c->global_skip == 1 && c->batches_to_wait == 0 && c->local_skip == 1;
+    ISO_CHECK(!c->asynchronous || (plain && single && rhythm), ISO_ERR_ARG,
+              "daso: asynchronous needs unit ISO_SCOPE_RANK, ISO_MERGE_PROGRESS, "
+              "ISO_STATE_SYNC_KEEP, ISO_POLICY_FIXED, global_skip and local_skip 1 and "
+              "batches_to_wait 0, as iso_async_config sets them, and neither gossip, outer, levels "
+              "nor fragments");
+    ISO_CHECK(isfinite(c->interval_ms) && c->interval_ms >= 0, ISO_ERR_ARG,
+              "daso: interval_ms is %g, it must be a finite number of at least 0", c->interval_ms);
     return ISO_OK;
 }
 
@@ -173,6 +194,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(check_outer(c));
     ISO_TRY(iso__daso_fragments_check(c));
     ISO_TRY(check_gossip(c));
+    ISO_TRY(check_async(c));
     ISO_TRY(check_state(c));
     ISO_TRY(check_outer_skip(c));
     return iso__daso_rhythm_check(c, &fields);
@@ -261,6 +283,7 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
     memcpy(s->level, config->level, sizeof(s->level));
     s->fragments = config->fragments;
     s->outer_skip = config->outer_skip;
+    s->asynchronous = config->asynchronous;
     s->outer = config->outer != NULL;
     s->outer_equal = s->outer && iso__outer_equalises(config->outer);
     s->phase = phase_of(s, 1);
@@ -359,7 +382,7 @@ static void plan_cycle(iso__daso_schedule *s, iso__sync_plan *out) {
     if (s->pending && (ends || sends || due)) plan_merge(s, out);
     if (ends) {
         plan_end(s, out);
-    } else if (sends) {
+    } else if (sends && !s->asynchronous) {
         s->begins = true;
         s->averaged = s->batches_to_wait == 0 || outer_due(s);
         if (s->averaged) plan_send(s, out);

@@ -211,6 +211,13 @@ const iso_setting iso__gossip_setting[] = {
                 "optimizer, with the mean of all ranks",
      .of = "outer", .among = RULES},
     OUTER};
+const iso_setting iso__async_setting[] = {
+    {"sync-interval-ms", NUMBER, FIELD(interval_ms), 0, 1e9, .initial = "0",
+     .meaning = "least time in ms from the start of an exchange of parameters to that of the next"},
+    {WARMUP, .initial = "0"},
+    {WARMUP_STEPS},
+    {WIRE, .initial = "f32"},
+    TOPK_RATIO};
 const iso_setting iso__overlap_setting[] = {{PERIOD},
                                             {WARMUP, .initial = "0"},
                                             {WARMUP_STEPS},
@@ -258,6 +265,7 @@ COUNTS(iso__diloco_setting, ISO__DILOCO_SETTINGS);
 COUNTS(iso__streaming_setting, ISO__STREAMING_SETTINGS);
 COUNTS(iso__overlap_setting, ISO__OVERLAP_SETTINGS);
 COUNTS(iso__gossip_setting, ISO__GOSSIP_SETTINGS);
+COUNTS(iso__async_setting, ISO__ASYNC_SETTINGS);
 
 static daso_values values_of_daso(const iso_daso_config *config) {
     return (daso_values){.config = *config,
@@ -302,7 +310,8 @@ static uint64_t hash_changes(const iso_daso_config *config) {
     uint64_t hash = ISO_HASH_START;
     for (int64_t i = 0; i < config->replay_count; i++) {
         const iso_daso_change *c = &config->replay[i];
-        int64_t fields[] = {c->step, c->cause, c->global_skip, c->local_skip, c->batches_to_wait};
+        int64_t fields[] = {c->step, c->cause,  c->global_skip, c->local_skip, c->batches_to_wait,
+                            c->rank, c->actions};
         hash = iso__hash(hash, fields, sizeof(fields));
     }
     return hash;
@@ -314,6 +323,9 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
     if (config->replay)
         used += snprintf(text + used, room - (size_t)used, "replay: %lld changes, %016llx\n",
                          (long long)config->replay_count, (unsigned long long)hash_changes(config));
+    if (config->asynchronous)
+        used += snprintf(text + used, room - (size_t)used, "asynchronous: every %g ms\n",
+                         config->interval_ms);
     if (config->gossip) used += snprintf(text + used, room - (size_t)used, "gossip: yes\n");
     if (config->outer_skip > 0)
         used += snprintf(text + used, room - (size_t)used, "outer_skip: %lld\n",

@@ -18,12 +18,13 @@ enum {
     ISO__STREAMING_SETTINGS = 11,
     ISO__OVERLAP_SETTINGS = 7,
     ISO__GOSSIP_SETTINGS = 9,
+    ISO__ASYNC_SETTINGS = 5,
     ISO__HEAT_SETTINGS = 9,
     ISO__SETTINGS_ROOM = 2048 // bytes of text
 };
 extern const iso_setting iso__local_sgd_setting[], iso__post_local_setting[], iso__daso_setting[],
     iso__slowmo_setting[], iso__diloco_setting[], iso__streaming_setting[], iso__overlap_setting[],
-    iso__gossip_setting[], iso__heat_setting[];
+    iso__gossip_setting[], iso__async_setting[], iso__heat_setting[];
 
 // NULL for a number that is no wire, and for a topk_ratio that it does not take.
 const iso__codec *iso__wire_codec(iso_wire wire, double topk_ratio);

@@ -45,6 +45,7 @@ static iso_status start_exchange(iso__periodic *p, iso__periodic_exchange *x, is
     ISO_TRY(iso__average_start(average_of(p, x), p->sent + x->offset, group, metrics));
     x->pending = true;
     x->held = false;
+    x->starts++;
     return ISO_OK;
 }
 
@@ -115,6 +116,7 @@ static iso_status hold_mean(iso__periodic *p, iso__periodic_exchange *x) {
 // All ranks agree on which exchange failed; the others are complete all the same.
 iso_status iso__periodic_hold(iso__periodic *p) {
     iso_status status = ISO_OK;
+    if (p->async.meet) ISO_TRY(p->async.meet(p));
     for (int i = 0; i < p->exchange_count; i++) {
         iso_status one = hold_mean(p, &p->exchange[i]);
         if (one < 0) status = one;
@@ -126,6 +128,7 @@ iso_status iso__periodic_hold(iso__periodic *p) {
 iso_status iso__periodic_drop(iso__periodic *p) {
     const float *mean;
     iso_status status = ISO_OK;
+    if (p->async.meet) ISO_TRY(p->async.meet(p));
     for (int i = 0; i < p->exchange_count; i++) {
         iso__periodic_exchange *x = &p->exchange[i];
         x->queued = x->dropped = false;

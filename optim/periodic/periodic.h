@@ -67,6 +67,7 @@ typedef struct iso__periodic_exchange {
     int queued_group;
     int level, queued_level;       // of the pending exchange, and of the queued one
     int64_t merges, turns;         // so far: by the outer optimizer, and by anything else
+    int64_t starts;                // so far, of this process
     int64_t saved[5], saved_level; // for saved state
 } iso__periodic_exchange;
 
@@ -89,6 +90,24 @@ typedef struct iso__periodic_config {
     // all ranks.
     int lower_count, lower_ranks[ISO_DASO_LEVELS];
 } iso__periodic_config;
+
+struct iso__periodic;
+// Of exchanges that are asynchronous: each rank sends and merges at its own steps.
+typedef struct iso__async {
+    // Collective. All ranks come to the same exchange, see periodic_async.c below. NULL: exchanges
+    // are not asynchronous, and all ranks are there anyway.
+    iso_status (*meet)(struct iso__periodic *p);
+    double interval_ms;
+    int64_t sent_at, sent_ns; // the last send: its step, and when it was
+    int64_t step;             // the last one
+    bool apart;               // steps were made since ranks last met, so destroy is collective
+    // What this rank did after each step; NULL: need not be known. `did` has been told up to step
+    // `told`; what `again` has is repeated.
+    unsigned char *did, *again;
+    int64_t told;
+    void (*changed)(const iso_daso_change *change, void *user);
+    void *changed_user;
+} iso__async;
 
 enum { ISO__PERIODIC_NUMBERS = 16 };
 
@@ -126,6 +145,7 @@ typedef struct iso__periodic {
     iso__device_event *computed, *fetched, *put;
     bool shown; // the parameters are the mean of all ranks
 
+    iso__async async;
     double metrics[ISO__METRICS]; // of the last exchange, maximum over ranks
     double last_wait_ms, own_divergence;
     double step_ms_sum; // since the last send, without waits
@@ -203,6 +223,31 @@ iso_status iso__periodic_reserve_mean(iso__periodic *p);
 // Train hook: sets the parameters to the mean in evaluation mode, and to this rank's own in
 // training mode.
 iso_status iso__periodic_show(bool training, void *periodic);
+
+// ---- periodic_async.c -----------------------------------------------------------------------------
+//
+// Exchanges that no schedule plans. A rank that has merged an exchange starts the next one, so all
+// ranks start the same exchanges in the same order, but each at its own step. Exchange n + 1 can
+// complete only once every rank has merged exchange n. So ranks are at most one exchange apart.
+//
+// Where ranks meet, for an evaluation, a save or the end, they agree on how many exchanges were
+// started and how many were merged. A rank with fewer merges and starts what it lacks.
+//
+// No rank can deadlock: a step waits for nothing. Before a rank waits for an exchange where ranks
+// meet, all of them have started it. A run that repeats another one waits in a step until an
+// exchange has come as far as it had then. All messages of others that this needs had been posted
+// then, so in the order of causes they come before that step, and the order has no cycle.
+
+// Collective. Takes interval, changes and what is to be repeated from the config.
+iso_status iso__async_open(iso__periodic *p, const iso_daso_config *config);
+void iso__async_close(iso__periodic *p);
+// Local. The next step is number `step` + 1.
+void iso__async_continue(iso__periodic *p, int64_t step);
+// After an update of the cycling phase, the step-th one: merges an exchange that has arrived, and
+// starts the next one. Does not wait, unless it repeats a run.
+iso_status iso__async_step(iso__periodic *p, int64_t step);
+// Collective. After the last update of the cycling phase: merges what is under way.
+iso_status iso__async_end(iso__periodic *p, int64_t step);
 
 // ---- periodic_state.c -----------------------------------------------------------------------------
 

@@ -183,6 +183,7 @@ fail:
 }
 
 void iso__periodic_destroy(iso__periodic *p) {
+    if (!p->async.apart) p->async.meet = NULL; // they have met, and need not be here together
     if (iso__periodic_drop(p) < 0)
         iso__log(ISO_LOG_ERROR, "while dropping an exchange: %s", iso_last_error()->message);
     if (p->data_parallel) iso__data_parallel_set_train_hook(p->data_parallel, NULL, NULL);
@@ -200,6 +201,7 @@ void iso__periodic_destroy(iso__periodic *p) {
     iso__free(p->span);
     iso__free(p->mean);
     iso__free(p->steps);
+    iso__async_close(p);
     float *const pinned[] = {p->first_buffers, p->sent, p->room, p->own};
     for (int i = 0; i < 4; i++)
         if (pinned[i]) iso__pinned_free(p->device, pinned[i]);

@@ -172,6 +172,7 @@ static iso_status load_exchange(iso__periodic_exchange *x, const int64_t number[
     x->merges = number[X_MERGES];
     x->level = (int)x->saved_level;
     x->queued = false;
+    x->starts = 0;
     return ISO_OK;
 }
 

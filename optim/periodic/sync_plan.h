@@ -116,6 +116,7 @@ typedef struct iso__daso_schedule {
     bool outer, outer_equal; // there is an outer optimizer; its merges leave ranks equal
     int fragments;           // > 1: they take turns
     int64_t outer_skip;      // of gossip with an outer optimizer; else 0
+    bool asynchronous;       // no rounds: periodic_async.c sends and merges
 } iso__daso_schedule;
 enum { ISO__DASO_SCHEDULE_SAVED = offsetof(iso__daso_schedule, level_count) }; // bytes
 

@@ -81,6 +81,9 @@ typedef struct iso__average_config {
     size_t f64; // f64 elements behind the f32 elements
     // Gossip, see above. Every rank must be a node of its own. Requires f32, and chunk 0.
     bool gossip;
+    // Ranks start exchanges at different places among their other collectives, so ISO_DEBUG=detail
+    // does not compare them.
+    bool unordered;
 } iso__average_config;
 
 // Collective over the comm of routes, which are retained. All memory is allocated here. count: f32
@@ -102,6 +105,12 @@ iso_status iso__average_start(iso__average *average, const float *values, int gr
 // Local, never waits. Starts the next phase if the last one is complete. ISO_PENDING: finish()
 // would wait.
 iso_status iso__average_poll(iso__average *average);
+// Local. How far the exchange under way has come: 0 if there is none; more with every phase;
+// ISO__AVERAGE_ARRIVED if finish() would not wait.
+enum { ISO__AVERAGE_ARRIVED = 5 };
+int iso__average_progress(const iso__average *average);
+// Waits until the exchange under way has come that far.
+iso_status iso__average_reach(iso__average *average, int progress);
 // Local. The number k of the next exchange of gossip, the same on every rank; begins with 0.
 void iso__average_set_turn(iso__average *average, int64_t turn);
 bool iso__average_busy(const iso__average *average); // between start and finish
