@@ -4,6 +4,9 @@
 # The number of ranks is in the suite's name: np4_daso runs on 4.
 # usage: run_mpi.sh PROGRAM [SUITE/TEST]; uses MPIRUN and MPIRUN_FLAGS;
 #        ISO_TEST_TIMEOUT limits each launch, in seconds (60)
+#        ISO_TEST_ONCE=1: a test that there is for several numbers of ranks runs on one of them, 3 if it is among them
+#        and otherwise the most; tests on 1 rank do not run
+#        ISO_TEST_WITHOUT: SUITE/TESTs that are skipped
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -20,6 +23,22 @@ list_tests() {
     LC_ALL=C "$program" --list </dev/null | awk '
         /^[^|`].*: [0-9]+ tests?$/ { sub(/: .*/, ""); suite = $0; next }
         /^[|`]-- / { print suite "/" $2 }'
+}
+
+# Of lines NP_SUITE/TEST, one of each suite and test.
+choose_once() {
+    awk '{
+        ranks = substr($0, 3) + 0
+        key = $0
+        sub(/^np[0-9]+/, "", key)
+        if (!(key in best)) order[++count] = key
+        if (best[key] != 3 && (ranks == 3 || ranks > best[key] + 0)) best[key] = ranks
+    }
+    END { for (i = 1; i <= count; i++) if (best[order[i]] != 1) print "np" best[order[i]] order[i] }'
+}
+is_left_out() { # SUITE/TEST
+    case " ${ISO_TEST_WITHOUT:-} " in *" $1 "*) return 0 ;; esac
+    return 1
 }
 
 # Launches one test; each rank writes a TAP file of its own, as lines of ranks may mix on a pipe.
@@ -56,6 +75,10 @@ run_test() { # SUITE/TEST
         echo "not ok - $name: the suite's name does not begin with the number of ranks, as np4_"
         return
     }
+    if is_left_out "$1"; then
+        echo "ok - $name # SKIP left out by ISO_TEST_WITHOUT"
+        return
+    fi
     rm -rf "$work/tap"
     mkdir "$work/tap"
     status=0
@@ -79,6 +102,7 @@ if [ "$launcher" = no ]; then
     exit 0
 fi
 tests=${only:-$(list_tests)}
+[ -z "${ISO_TEST_ONCE:-}" ] || tests=$(echo "$tests" | choose_once)
 echo "1..$(echo "$tests" | grep -c .)"
 for test in $tests; do
     run_test "$test"
