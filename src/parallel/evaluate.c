@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Evaluates a model on a data set that the ranks share.
 #include "base/base.h"
+#include "tensor/tensor_impl.h"
 
 #include <isotherm/parallel.h>
 #include <math.h>
@@ -47,8 +48,23 @@ static iso_status forward_batch(iso_module *model, const iso_batch *batch, iso_t
     return ISO_OK;
 }
 
+// A loss takes a label for each row of the output; how many there are, `make` and collate say.
+static iso_status check_labels(const iso_tensor *output, const iso_batch *batch) {
+    int64_t classes = output->ndim > 0 ? output->shape[output->ndim - 1] : 0;
+    int64_t rows = classes > 0 ? output->count / classes : 0;
+    int64_t labels = count_batch(batch).labels;
+    ISO_CHECK(rows == labels, ISO_ERR_SHAPE,
+              "the model gave %lld rows for a batch of %lld labels: give each row of its output a "
+              "label",
+              (long long)rows, (long long)labels);
+    return ISO_OK;
+}
+
 static iso_status launch_loss(iso_loss *loss, iso_tensor *output, const iso_batch *batch) {
-    if (batch->labels) return iso_loss_compute(loss, output, batch->labels, NULL, NULL, NULL);
+    if (batch->labels) {
+        ISO_TRY(check_labels(output, batch));
+        return iso_loss_compute(loss, output, batch->labels, NULL, NULL, NULL);
+    }
     return iso_loss_compute_tensor(loss, output, batch->targets[0], NULL, NULL);
 }
 

@@ -278,6 +278,8 @@ static iso_status cut_entries(const iso_collate_batch *batch, void *user) {
     return status < 0 ? status : iso_collate_trim(batch, 1, 0, length);
 }
 
+static bool lacks_labels; // of each batch, the last one is missing
+
 static void evaluate_sequences(const iso_loader_config *how) {
     const iso_tensor_spec tensors[] = {{ISO_F32, 2, {LONG, CLASSES}}, {ISO_I32, 1, {LONG}}};
     const iso_dataset_config config = {
@@ -296,9 +298,14 @@ static void evaluate_sequences(const iso_loader_config *how) {
     iso_assert_ok(iso_linear_create(s.device, CLASSES, CLASSES, false, &rng, &s.model));
     iso_assert_ok(tensor_set(s.model->parameter[0]->value, weight));
     iso_assert_ok(iso_loss_create(s.device, ISO_CROSS_ENTROPY, &s.loss));
-    iso_assert_ok(iso_evaluate(s.model, s.loss, s.loader, test_comm, &result));
+    iso_status status = iso_evaluate(s.model, s.loss, s.loader, test_comm, &result);
+    iso_assert_all(status == (lacks_labels ? ISO_ERR_SHAPE : ISO_OK));
+    if (lacks_labels)
+        iso_assert_all(
+            strstr(iso_last_error()->message, " labels: give each row of its output a "));
     // Lengths 1 2 3 4 5 1 2, 18 labels, of which 7 are wrong.
-    iso_assert_all(result.samples == SEQUENCES && result.accuracy == 11.0 / 18);
+    iso_assert_all(lacks_labels || result.samples == SEQUENCES);
+    iso_assert_all(lacks_labels || result.accuracy == 11.0 / 18);
     destroy(&s);
 }
 
@@ -315,6 +322,7 @@ static iso_status make_rows(const iso_collate_batch *from, const iso_made_batch 
     memcpy(made->tensors[0], from->tensors[0], (size_t)(length * CLASSES) * sizeof(float));
     memcpy(made->tensors[1], from->tensors[1], (size_t)length * sizeof(int32_t));
     made->rows[0] = made->rows[1] = length;
+    if (lacks_labels && length > 1) made->rows[1]--;
     return ISO_OK;
 }
 
@@ -331,6 +339,10 @@ static void what_was_made_counts(void) {
     evaluate_sequences(&how);
 }
 Test(np3_evaluate, what_was_made_counts) { what_was_made_counts(); }
+Test(np3_evaluate, rows_without_a_label_are_refused) {
+    lacks_labels = true;
+    what_was_made_counts();
+}
 
 Test(np1_evaluate, labels_of_collated_batches_count) { labels_of_collated_batches_count(); }
 Test(np3_evaluate, labels_of_collated_batches_count) { labels_of_collated_batches_count(); }
