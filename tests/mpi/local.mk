@@ -245,13 +245,15 @@ tests_mpi_resume_data_mpi_SOURCES = tests/mpi/test_resume_data.c
 
 # With another MPI, in a build tree of its own (../configure MPICC=mpicc.mpich). Without a helper thread: MPICH 4.0.2
 # may end a program in MPI_Finalize where a thread has tested requests while another one was in MPI_Allreduce, as tests
-# are. Each test once, on 3 ranks if there is such a suite: ranks that wait take time from the others where they share cores.
+# are. Each test once, on 3 ranks if there is such a suite, as ranks that wait take time from those with which they share
+# cores.
 # What does not run is listed here, with the reason; docs/testing.md has the numbers.
 MPICH_WITHOUT = $(MPICH_TRAINING) $(MPICH_HELPED) $(MPICH_OPEN_MPI)
 # They train, save and average by what the other programs test, and call no MPI of their own, which only src/comm does.
 # With them, it would take half an hour.
 MPICH_TRAINING = \
-    tests/mpi/accumulate.mpi tests/mpi/array_optimizer.mpi tests/mpi/average_fp8.mpi tests/mpi/average_int4.mpi \
+    tests/mpi/accumulate.mpi tests/mpi/array_optimizer.mpi tests/mpi/async.mpi \
+    tests/mpi/average_fp8.mpi tests/mpi/average_int4.mpi \
     tests/mpi/average_int8.mpi tests/mpi/average_topk.mpi tests/mpi/bucket_config.mpi tests/mpi/buffer_modes.mpi \
     tests/mpi/buffer_steps.mpi tests/mpi/by_name.mpi tests/mpi/by_weight.mpi tests/mpi/clip.mpi \
     tests/mpi/comm_hooks.mpi tests/mpi/daso.mpi tests/mpi/daso_buffers.mpi tests/mpi/daso_changes.mpi \
@@ -262,7 +264,8 @@ MPICH_TRAINING = \
     tests/mpi/layer_arrays.mpi tests/mpi/levels.mpi tests/mpi/local_sgd.mpi tests/mpi/mixed_reducer.mpi \
     tests/mpi/mixed_types.mpi tests/mpi/no_sync.mpi tests/mpi/noise_scale.mpi tests/mpi/outer.mpi \
     tests/mpi/own_exchange_rules.mpi tests/mpi/own_gradients.mpi tests/mpi/periodic_exchanges.mpi \
-    tests/mpi/periodic_f64.mpi tests/mpi/plan_order.mpi tests/mpi/recompute.mpi tests/mpi/reduce_function.mpi \
+    tests/mpi/periodic_f64.mpi tests/mpi/plan_order.mpi tests/mpi/rebuild.mpi tests/mpi/recompute.mpi \
+    tests/mpi/reduce_function.mpi \
     tests/mpi/resume.mpi tests/mpi/resume_daso.mpi tests/mpi/resume_ranks.mpi tests/mpi/resume_replicas.mpi \
     tests/mpi/several_optimizers.mpi tests/mpi/sparse_embedding.mpi tests/mpi/strategy.mpi \
     tests/mpi/strategy_sampler.mpi tests/mpi/sync_batchnorm.mpi tests/mpi/sync_norm_training.mpi tests/mpi/tied.mpi \
