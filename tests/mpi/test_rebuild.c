@@ -148,7 +148,11 @@ static void several_modes(void) {
 Test(np1_rebuild, has_the_bits_of_a_run_without) { several_modes(); }
 Test(np2_rebuild, has_the_bits_of_a_run_without) { several_modes(); }
 Test(np3_rebuild, has_the_bits_of_a_run_without) { several_modes(); }
-Test(np3_rebuild_messages, has_the_bits_of_a_run_without) { several_modes(); }
+Test(np3_rebuild_messages, has_the_bits_of_a_run_without) {
+    trainer_config config = config_of(ISO_SYNC_LAZY);
+    config.adjust = cut_and_list;
+    has_the_bits(&config);
+}
 
 // ---- The order ----------------------------------------------------------------------------------------
 
