@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What all kinds of optimizers share: the loop over parameters, and their updates.
+#include "base/profiler.h"
 #include "optim/dp_state.h"
 
 #include <isotherm/trace.h>
@@ -76,13 +77,14 @@ static iso_status run_piece(iso__base_optimizer *self, int i, piece_update *u, c
     u->piece.step += u->begins;
     if (u->begins && rule->factor) u->piece.product *= rule->factor(hyper, u->piece.step);
     if (hyper->maximize) scale = -scale;
-    int64_t start = iso_trace_on() ? iso_now() : 0;
-    ISO_TRY(square ? rule->measure(self, &u->piece, gradient, scale, hyper, square)
-                   : rule->apply(self, &u->piece, gradient, scale, hyper));
+    int64_t start = iso__span_begin(ISO_LANE_UPDATE, slot->name);
+    iso_status status = square ? rule->measure(self, &u->piece, gradient, scale, hyper, square)
+                               : rule->apply(self, &u->piece, gradient, scale, hyper);
+    iso__span_end(ISO_LANE_UPDATE, slot->name, start);
+    ISO_TRY(status);
     slot->step = u->piece.step;
     slot->product = u->piece.product;
     slot->left = (u->begins ? u->elements : slot->left) - u->piece.count;
-    if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
     return ISO_OK;
 }
 

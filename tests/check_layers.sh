@@ -134,6 +134,11 @@ grep -E '^optim/[^:]*:[0-9]+:(comm/|exchange/|parallel/|isotherm/(comm|reducer|p
     library_code "${word}(dnnl|cblas)_"
 } | grep -vE '^(src/device/cpu/|tests/)' | rule "only src/device/cpu knows oneDNN and BLAS"
 
+{
+    grep -E ':nvtx3?/' "$work/includes" || true
+    library_code "${word}nvtx[A-Z]"
+} | grep -vE '^(src/base/profiler\.c:|tests/)' | rule "only src/base/profiler.c knows NVTX"
+
 # But for ISO_STEP_TIMEOUT, which asks for it.
 library_code "${word}(_?exit|_Exit|quick_exit|abort|v?printf|puts|putchar|MPI_(Init|Init_thread|Finalize|Abort)) *\\(" |
     grep -vE '^src/comm/step_limit\.c:[0-9]+: +_exit' |

@@ -40,6 +40,7 @@ SCRIPT_TESTS = \
     tests/check_postmortem.sh \
     tests/check_preempt.sh \
     tests/check_predict.sh \
+    tests/check_profiler.sh \
     tests/check_programs.sh \
     tests/check_regression.sh \
     tests/check_replay.sh \
@@ -92,6 +93,13 @@ check-local:
 	@exit 1
 endif
 
+# Of a script: in place of a profiler.
+if ISO_HAVE_NVTX
+check_LTLIBRARIES += tests/nvtx_recorder.la
+tests_nvtx_recorder_la_SOURCES = tests/nvtx_recorder.c
+tests_nvtx_recorder_la_CPPFLAGS = $(AM_CPPFLAGS) $(NVTX_CFLAGS)
+tests_nvtx_recorder_la_LDFLAGS = -module -avoid-version -shared -rpath /nowhere
+endif
 # Of scripts: how train ends on errors, data sets as files, and the networks of train on given images.
 check_PROGRAMS += tests/error_probe tests/make_images tests/make_pictures tests/make_records tests/model_probe
 tests_error_probe_SOURCES = tests/error_probe.c examples/train/train_error.c examples/train/train_error.h \

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Spans for a Chrome trace (chrome://tracing, Perfetto). While tracing is off a call costs one
-// branch.
+// Spans for a Chrome trace (chrome://tracing, Perfetto), and ranges for a profiler that is attached
+// to the process (NVIDIA Nsight Systems, through NVTX 3). While nobody records, a call costs a
+// branch or two.
 #ifndef ISOTHERM_TRACE_H
 #define ISOTHERM_TRACE_H
 
@@ -32,11 +33,21 @@ int64_t iso_now(void);
 // other threads may record meanwhile.
 iso_status iso_trace_start(size_t capacity);
 void iso_trace_stop(void);
+// Whether anyone records: a trace was started, or a profiler is attached. Ask before you make the
+// name of a span.
 bool iso_trace_on(void);
 
 // Thread-safe. Records the span [start_ns, end_ns) of iso_now(). Copies the first 47 characters of
 // `name`.
 void iso_trace_span(iso_lane lane, const char *name, int64_t start_ns, int64_t end_ns);
+
+// Thread-safe. Begin a span of the calling thread, and end it: what iso_trace_span records, and a
+// range for the profiler, in NVTX's domain "isotherm", whose category is the lane. Spans of a
+// thread must nest, and each must end. begin returns the start, or 0 if nobody records; then end
+// does nothing. configure must have found NVTX's headers (nvtx3/nvToolsExt.h), else profilers see
+// nothing.
+int64_t iso_trace_begin(iso_lane lane, const char *name);
+void iso_trace_end(iso_lane lane, const char *name, int64_t start_ns);
 
 // Local. Returns the spans as comma-separated JSON objects with "pid" = rank, without enclosing
 // brackets, in a new string that the caller frees with iso_trace_free_text. A program gathers the

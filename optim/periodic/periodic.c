@@ -80,12 +80,12 @@ static iso_status collect_mean(iso__periodic *p, iso__periodic_exchange *x, cons
     bool held = x->held; // it was waited for already, and that was counted
     x->pending = x->held = false;
     if (held) return ISO_OK;
-    int64_t began = iso_now();
+    int64_t began = iso_now(), span = iso_trace_begin(ISO_LANE_WAIT, "global sync");
     iso_status status = iso__average_finish(average_of(p, x), mean, p->metrics);
+    iso_trace_end(ISO_LANE_WAIT, "global sync", span);
     p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
     p->stats.wait_ms += p->last_wait_ms;
     ISO_TRY(status);
-    iso_trace_span(ISO_LANE_WAIT, "global sync", began, iso_now());
     return ISO_OK;
 }
 

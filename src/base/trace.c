@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Spans recorded into memory reserved up front, and their text as Chrome-trace JSON.
 #include "base/base.h"
+#include "base/profiler.h"
 
 #include <isotherm/trace.h>
 #include <sched.h>
@@ -14,14 +15,13 @@ typedef struct span {
     char name[48];
 } span;
 
-static const char *const lane_name[ISO_LANE_COUNT] = {"compute", "queue",  "exchange",
-                                                      "wait",    "update", "data"};
+static const char *const lane_name[ISO_LANE_COUNT] = ISO__LANE_NAMES;
 
 static span *spans;
 static size_t capacity;
 static int64_t origin;
 static atomic_size_t used; // may exceed capacity: the rest was dropped
-static atomic_bool recording;
+atomic_bool iso__tracing;
 static atomic_int writers; // threads that may be writing a span
 
 int64_t iso_now(void) {
@@ -39,13 +39,13 @@ iso_status iso_trace_start(size_t wanted) {
     capacity = wanted;
     used = 0;
     origin = iso_now();
-    recording = true;
+    iso__tracing = true;
     return ISO_OK;
 }
 
-// Until recording is true again nobody writes: who saw it true before is waited for.
+// Until iso__tracing is true again nobody writes: who saw it true before is waited for.
 static void hold_span(void) {
-    recording = false;
+    iso__tracing = false;
     while (writers > 0) sched_yield();
 }
 
@@ -56,12 +56,12 @@ void iso_trace_stop(void) {
     capacity = 0;
 }
 
-bool iso_trace_on(void) { return recording; }
+bool iso_trace_on(void) { return iso__spans_wanted(); }
 
 void iso_trace_span(iso_lane lane, const char *name, int64_t start_ns, int64_t end_ns) {
-    if (!recording) return;
+    if (!iso__tracing) return;
     writers++;
-    if (recording) {
+    if (iso__tracing) {
         size_t i = used++;
         if (i < capacity) {
             spans[i] = (span){.start = start_ns, .end = end_ns, .lane = lane};
@@ -69,6 +69,18 @@ void iso_trace_span(iso_lane lane, const char *name, int64_t start_ns, int64_t e
         }
     }
     writers--;
+}
+
+int64_t iso_trace_begin(iso_lane lane, const char *name) {
+    if (!iso__spans_wanted()) return 0;
+    if (iso__profiler_on()) iso__profiler_push(lane, name);
+    return iso_now();
+}
+
+void iso_trace_end(iso_lane lane, const char *name, int64_t start_ns) {
+    if (start_ns == 0) return;
+    iso_trace_span(lane, name, start_ns, iso_now());
+    if (iso__profiler_on()) iso__profiler_pop();
 }
 
 static int write_name(char *to, const char *name) {
@@ -122,7 +134,7 @@ iso_status iso_trace_text(int rank, char **out, size_t *out_size) {
     ISO_CHECK(spans, ISO_ERR_STATE, "no trace was started");
     hold_span();
     iso_status status = make_text(rank, out, out_size);
-    recording = true;
+    iso__tracing = true;
     ISO_TRY(status);
     return ISO_OK;
 }

@@ -167,15 +167,15 @@ static iso_status fill_slot(iso__worker *self, iso__slot *to, int64_t k, const i
 iso_status iso__worker_prepare(iso__worker *self, int64_t k) {
     const iso_loader *loader = self->loader;
     iso__slot *to = &loader->slots[k % loader->slot_count];
-    int64_t start = iso_now();
+    char name[32] = "";
     const int64_t *indices;
     iso__alive("the preparation of a batch");
+    bool traced = iso_trace_on();
+    if (traced) snprintf(name, sizeof(name), "batch %lld", (long long)k);
+    int64_t start = traced ? iso_trace_begin(ISO_LANE_DATA, name) : 0;
     to->n = iso_sampler_batch(loader->sampler, k, &indices);
-    ISO_TRY(fill_slot(self, to, k, indices));
-    if (iso_trace_on()) {
-        char name[32];
-        snprintf(name, sizeof(name), "batch %lld", (long long)k);
-        iso_trace_span(ISO_LANE_DATA, name, start, iso_now());
-    }
+    iso_status status = fill_slot(self, to, k, indices);
+    iso_trace_end(ISO_LANE_DATA, name, start);
+    ISO_TRY(status);
     return ISO_OK;
 }

@@ -91,6 +91,7 @@ struct iso__average {
     iso__average_cause cause; // of this rank
     char message[sizeof(((iso_error *)0)->message)];
     int64_t start_ns, back_ns;
+    uint64_t range; // for a profiler
     iso__average_stats stats;
 };
 

@@ -2,6 +2,7 @@
 // The weighted mean over nodes: the phases of an exchange, and what happens when a rank fails.
 #include "exchange/average_impl.h"
 
+#include "base/profiler.h"
 #include "comm/comm_calls.h"
 #include "comm/traffic.h"
 
@@ -387,6 +388,7 @@ iso_status iso__average_start(iso__average *a, const float *values, int group,
                                  ISO_PLURAL(elements), group));
     ISO_TRY(iso__routes_take(a->routes, &a->route));
     begin_phases(a, group, metrics);
+    if (iso__profiler_on()) a->range = iso__profiler_start(ISO_LANE_EXCHANGE, "mean over nodes");
     if (a->layout->nodes == 1) copy_values(a, values);
     for (int i = 0; i < a->chunk_count; i++) send_chunk(a, &a->chunk[i], values);
     // Do not test yet: no message is complete, and in shared memory the test would copy the data.
@@ -427,6 +429,7 @@ iso_status iso__average_finish(iso__average *a, const float **mean, double metri
     a->stats.wait_ms += (double)(iso_now() - start) * 1e-6;
     if (status < 0) iso__routes_hold(a->routes, a->route);
     ISO_TRY(status);
+    if (iso__profiler_on()) iso__profiler_end(&a->range);
     a->phase = ISO__AVERAGE_IDLE;
     iso__routes_return(a->routes, &a->route);
     if (a->metrics[0] > 0) return fail_dropped(a);

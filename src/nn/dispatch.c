@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Running modules: the stack of calls, hooks, and one trace span per layer and direction.
+#include "base/profiler.h"
 #include "base/recording.h"
 #include "nn/dispatch_checks.h"
 
@@ -34,15 +35,25 @@ static void drop_calls(iso_module *module) {
     for (int i = 0; i < module->child_count; i++) drop_calls(module->child[i]);
 }
 
-static int64_t trace_start(const iso_module *module) {
-    return module->child_count == 0 && iso_trace_on() ? iso_now() : 0;
+typedef struct traced {
+    int64_t start; // 0: nobody records
+    char text[64];
+} traced;
+
+static __attribute__((noinline)) void open_span(traced *span, const iso_module *module,
+                                                const char *what) {
+    snprintf(span->text, sizeof(span->text), "%s %s",
+             module->name[0] ? module->name : module->ops->type, what);
+    span->start = iso_trace_begin(ISO_LANE_COMPUTE, span->text);
 }
 
-static void trace_end(const iso_module *module, const char *what, int64_t start) {
-    if (!start) return;
-    char text[64];
-    snprintf(text, sizeof(text), "%s %s", module->name[0] ? module->name : module->ops->type, what);
-    iso_trace_span(ISO_LANE_COMPUTE, text, start, iso_now());
+static inline void trace_begin(traced *span, const iso_module *module, const char *what) {
+    span->start = 0;
+    if (module->child_count == 0 && iso__spans_wanted()) open_span(span, module, what);
+}
+
+static void trace_end(const traced *span) {
+    iso__span_end(ISO_LANE_COMPUTE, span->text, span->start);
 }
 
 static void copy_tuple(const iso_tensors *from, iso_tensors *to) {
@@ -107,13 +118,14 @@ static iso_status call_module(iso_module *child, iso_activation activation, cons
     set_type(child, iso__type_of(in->item, in->count));
     call->activation = activation;
     call->number = child->training ? ++child->forward_number : 0;
-    int64_t start = trace_start(child);
+    traced span;
+    trace_begin(&span, child, "forward");
     iso_status status = forward_module(child, call, in);
+    trace_end(&span);
     if (status < 0) {
         child->call_depth--; // so that a backward after a failed forward is refused
         return iso__error_frame(status, __func__, __FILE__, __LINE__);
     }
-    trace_end(child, "forward", start);
     RUN_HOOKS(child, after_forward, child, in->item[0], call->result);
     if (call->many)
         copy_tuple(&call->many->result, out);
@@ -287,9 +299,11 @@ static iso_status run_backward(iso_module *child, iso_call *call, const iso_tens
     else
         ISO_TRY(accept_gradient(child, call->result, "output", &call->grad_out, g.item));
     RUN_HOOKS(child, before_backward, child, g.item[0]);
-    int64_t start = trace_start(child);
-    ISO_TRY(backward_module(child, call, &g, wanted, &given));
-    trace_end(child, "backward", start);
+    traced span;
+    trace_begin(&span, child, "backward");
+    iso_status status = backward_module(child, call, &g, wanted, &given);
+    trace_end(&span);
+    ISO_TRY(status);
     ISO_TRY(iso__check_gradients(child, call, wanted, &given));
     RUN_HOOKS(child, after_backward, child, given.item[0]);
     if (grad_in) copy_tuple(&given, grad_in);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The residual container: the sum of what a body and a shortcut make of the same input.
+#include "base/profiler.h"
 #include "nn/nn_impl.h"
 
 #include <isotherm/trace.h>
@@ -32,9 +33,10 @@ static iso_status check_sum(const iso_module *self, const iso_tensor *a, const i
 
 static iso_status add_tensors(iso_module *self, const iso_tensor *a, const iso_tensor *b,
                               iso_activation act, iso_tensor *sum, const char *what) {
-    int64_t start = iso_trace_on() ? iso_now() : 0;
-    ISO_TRY(iso__kernels(a)->add(self->device, a, b, act, sum));
-    if (start) iso_trace_span(ISO_LANE_COMPUTE, what, start, iso_now());
+    int64_t start = iso__span_begin(ISO_LANE_COMPUTE, what);
+    iso_status status = iso__kernels(a)->add(self->device, a, b, act, sum);
+    iso__span_end(ISO_LANE_COMPUTE, what, start);
+    ISO_TRY(status);
     return ISO_OK;
 }
 

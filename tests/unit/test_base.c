@@ -372,6 +372,23 @@ Test(base, trace_text_is_json) {
     iso_trace_stop();
 }
 
+Test(base, spans_begin_and_end) {
+    iso_trace_end(ISO_LANE_COMPUTE, "unseen", iso_trace_begin(ISO_LANE_COMPUTE, "unseen"));
+    cr_assert(iso_trace_start(10) == ISO_OK);
+    int64_t early = iso_now(), outer = iso_trace_begin(ISO_LANE_COMPUTE, "outer");
+    int64_t inner = iso_trace_begin(ISO_LANE_UPDATE, "inner");
+    iso_trace_end(ISO_LANE_UPDATE, "inner", inner);
+    iso_trace_end(ISO_LANE_COMPUTE, "outer", outer);
+    iso_trace_end(ISO_LANE_COMPUTE, "unseen", 0);
+    cr_assert(early <= outer && outer <= inner && inner <= iso_now());
+    char *text = trace_array();
+    cr_assert(strstr(text, "\"cat\":\"compute\",\"name\":\"outer\"") &&
+              strstr(text, "\"cat\":\"update\",\"name\":\"inner\"") && !strstr(text, "unseen"));
+    iso__free(text);
+    iso_trace_stop();
+    cr_assert(iso_trace_begin(ISO_LANE_COMPUTE, "late") == 0);
+}
+
 // A name that cannot be read at first: who copies it is held up in the middle of a span.
 static char *name_page;
 static atomic_bool copying, copied;

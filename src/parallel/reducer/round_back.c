@@ -128,12 +128,28 @@ static iso_status divide_sum(iso__round *r, int b, double *left) {
     return ISO_OK;
 }
 
+// For a profiler: a wait for an exchange is a range of this thread. Unless it fails, it ends that
+// of the exchange.
+static bool begin_wait(const iso__round *r, int b) {
+    bucket_stage stage = r->bucket[b].stage;
+    if (!iso__profiler_on() || (stage != POSTED && stage != PUBLISHED)) return false;
+    iso__profiler_push(ISO_LANE_WAIT, bucket_of(r, b)->label);
+    return true;
+}
+
+static void end_wait(iso__round *r, int b, iso_status status) {
+    iso__profiler_pop();
+    if (status >= 0) iso__profiler_end(&r->bucket[b].range);
+}
+
 // left NULL: applies the factor, so that the sum becomes an average.
 iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double *left) {
     bucket_state *state = &r->bucket[b];
     iso__exchange_times times = {.known = false};
     const look *meanwhile = idle ? idle->user : NULL;
+    bool shown = begin_wait(r, b);
     iso_status status = state->via->ops->arrive(state->via, b, idle, left, &times);
+    if (shown) end_wait(r, b, status);
     if (meanwhile) state->spent_ns += meanwhile->spent_ns;
     ISO_TRY(status);
     iso__planner_arrived(r->with.planner, b, &times, state->spent_ns);
@@ -207,6 +223,12 @@ static bool has_halves(const iso__round *r, int b) {
     return is_shared(r, b) && iso__appliers_have_halves(r->with.appliers);
 }
 
+static iso_status send_values(iso__round *r, int b) {
+    r->bucket[b].stage = PUBLISHED; // if sending fails, collecting reports it
+    iso__round_show_exchange(r, b);
+    return iso__zero_publish(r->zero, b);
+}
+
 static iso_status measure_now(iso__round *r, int b, double left, bool home) {
     r->updating = true;
     iso_status status = iso__appliers_measure(
@@ -266,8 +288,7 @@ static iso_status finish_measured(iso__round *r, int b) {
     r->updating = false;
     ISO_TRY(status);
     ISO_TRY(return_averages(r, b));
-    r->bucket[b].stage = PUBLISHED; // if sending fails, collecting reports it
-    return iso__zero_publish(r->zero, b);
+    return send_values(r, b);
 }
 
 static iso_status publish_bucket(iso__round *r, int b) {
@@ -278,8 +299,7 @@ static iso_status publish_bucket(iso__round *r, int b) {
     }
     if (!there || !is_shared(r, b)) return ISO_OK;
     ISO_TRY(update_bucket(r, b));
-    r->bucket[b].stage = PUBLISHED; // if sending fails, collecting reports it
-    return iso__zero_publish(r->zero, b);
+    return send_values(r, b);
 }
 
 // Publishes buckets that are back. Publishes nothing until the rank knows which parameters no rank
@@ -307,7 +327,9 @@ static iso_status collect_bucket(iso__round *r, int b) {
     look meanwhile = {.round = r, .awaited = b};
     iso__idle idle = {complete_another, &meanwhile};
     iso__exchange_times times = {.known = false};
+    bool shown = begin_wait(r, b);
     iso_status status = iso__zero_collect(r->zero, b, &idle, &times);
+    if (shown) end_wait(r, b, status);
     state->spent_ns += meanwhile.spent_ns;
     ISO_TRY(status);
     iso__planner_collected(r->with.planner, b, &times, state->spent_ns);
@@ -331,8 +353,7 @@ iso_status iso__round_share(iso__round *r) {
             ISO_TRY(measure_now(r, b, 1, true));
             continue;
         }
-        r->bucket[b].stage = PUBLISHED;
-        ISO_TRY(iso__zero_publish(r->zero, b));
+        ISO_TRY(send_values(r, b));
     }
     if (r->busy == 0) restart_list(r);
     return ISO_OK;

@@ -3,6 +3,7 @@
 #ifndef ISO_ROUND_IMPL_H
 #define ISO_ROUND_IMPL_H
 
+#include "base/profiler.h"
 #include "parallel/reducer/round.h"
 #include "parallel/reducer/slot_types.h"
 #include "parallel/reducer/used_params.h"
@@ -16,6 +17,7 @@ typedef struct bucket_state {
     iso__transport *via; // the transport it was posted to
     bool undivided;      // the sum is not yet divided by the total of the weights
     int64_t spent_ns;    // spent on other buckets during failed waits for this one
+    uint64_t range;      // of its exchange, for a profiler
 } bucket_state;
 
 typedef struct slot_state {
@@ -57,6 +59,11 @@ static inline const iso__bucket *bucket_of(const iso__round *r, int b) {
 // Call it for each bucket that leaves OPEN.
 static inline void iso__round_note_unshared(iso__round *r, int b) {
     if (b > r->unshared) r->unshared = b;
+}
+// Shows the exchange of a bucket, which begins here, to a profiler.
+static inline void iso__round_show_exchange(iso__round *r, int b) {
+    if (iso__profiler_on())
+        r->bucket[b].range = iso__profiler_start(ISO_LANE_EXCHANGE, bucket_of(r, b)->label);
 }
 static inline int slots_in(const iso__round *r, int b) {
     const iso__range *range = &r->with.layout->range[b];
