@@ -80,6 +80,11 @@ grep -qE '^isotherm\[0\] info: core [0-9]+ of host .*, 1 compute thread$' stderr
     grep -qE '^isotherm\[1\] info: core [0-9]+ of host .*, 1 compute thread$' stderr
 result $? "each rank logs the cores it was given"
 
+ISO_PROGRESS_CORE=own ISO_LOG=info timeout -k 5 30 "$launcher" --bind-to core -n 2 "$train" --model mlp --steps 2 \
+    --quiet >stdout 2>stderr </dev/null
+[ $? = 0 ] && ! grep -q 'a core of its own' stderr
+result $? "a progress thread shares the only core of its rank, whatever is asked"
+
 if command -v taskset >/dev/null; then
     timeout -k 5 30 taskset -c 0 "$launcher" --oversubscribe --bind-to none -n 2 "$train" --model mlp \
         --steps 2 >stdout 2>stderr </dev/null
@@ -90,5 +95,9 @@ if [ "$cores" -ge 4 ]; then
     run --bind-to none -n 2 -- --threads 2
     [ "$(warnings)" = 0 ] && grep -q ', bound to a share of them$' stdout
     result $? "ranks with several threads each keep to a share of the cores"
+    ISO_PROGRESS_CORE=own ISO_LOG=info timeout -k 5 30 "$launcher" --bind-to none -n 2 "$train" --model mlp --steps 2 \
+        --quiet >stdout 2>stderr </dev/null
+    [ "$(grep -c 'the progress thread has a core of its own$' stderr)" = 2 ]
+    result $? "progress threads get cores of their own on request"
 fi
 echo "1..$tests"

@@ -7,6 +7,7 @@ iso_status train_threads_setup(train_world *world, const train_options *options)
     TRY(iso_cores_survey(world->comm, (int)options->threads, cores));
     // Before the first kernel starts its threads, and after the thread that drives progress.
     world->bound = iso_cores_bind(cores);
+    if (world->bound) iso_cores_pin_progress(world->comm, cores);
     if (world->rank != 0 || options->quiet) return ISO_OK;
     if (cores->single[0]) fprintf(stderr, "%s: warning: %s\n", train_error_name(), cores->single);
     if (cores->crowded[0]) fprintf(stderr, "%s: warning: %s\n", train_error_name(), cores->crowded);

@@ -65,7 +65,8 @@ typedef struct iso_cores {
     // cores. single: all threads of a rank, including the progress thread, share one core although
     // the host has more.
     char crowded[512], single[512];
-    uint64_t share[16]; // one bit per hardware thread that iso_cores_bind would choose; 0: none
+    uint64_t share[16];    // one bit per hardware thread that iso_cores_bind would choose; 0: none
+    uint64_t progress[16]; // the same for iso_cores_pin_progress
 } iso_cores;
 
 // Collective over comm. Determines the cores of each rank and logs this rank's (ISO_LOG=info).
@@ -75,7 +76,17 @@ iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out);
 // other ranks, and the set is large enough for all of them. Binds the calling thread and the
 // threads it creates later to these cores. Does nothing if the environment already binds threads
 // (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY). Returns true if it bound them.
+//
+// ISO_PROGRESS_CORE=own divides the rank's cores into one for the progress thread and the others,
+// if there are enough: for a rank alone one more than it has compute threads, for ranks that share
+// a set of cores one more for each. Of a core with several hardware threads, a rank alone gives the
+// progress thread one of these. It is off by default, because all other threads of the rank, such
+// as those that prepare batches, lose that core.
 bool iso_cores_bind(const iso_cores *cores);
+// Local. Binds the progress thread to the core that the survey set aside for it. Call it after
+// iso_cores_bind has returned true: that keeps the other threads away. Returns true if it bound the
+// thread; false if there is no such core or no progress thread.
+bool iso_cores_pin_progress(iso_comm *comm, const iso_cores *cores);
 
 #ifdef __cplusplus
 }

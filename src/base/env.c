@@ -35,6 +35,11 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
     [ISO_ENV_PROGRESS_US] = {"ISO_PROGRESS_US", "adaptive",
                              "microseconds that the progress thread sleeps between tests",
                              .high = 999999},
+    [ISO_ENV_PROGRESS_CORE] =
+        {"ISO_PROGRESS_CORE", "shared",
+         "shared; own: iso-train gives the progress thread a core of its own, "
+         "if a rank has more cores than compute threads",
+         .words = "shared own"},
     [ISO_ENV_TIMEOUT] = {"ISO_TIMEOUT", "300",
                          "seconds before a wait fails and names what is pending; 0: never",
                          .high = 1e9},

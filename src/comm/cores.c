@@ -63,7 +63,9 @@ static void describe_rank(iso__cores_record *r, const iso_comm *comm, int thread
     char host[MPI_MAX_PROCESSOR_NAME] = "";
     int length;
     *r = (iso__cores_record){.threads = threads};
+    const char *core = iso__env_string(ISO_ENV_PROGRESS_CORE);
     r->helper = comm->size > 1 && comm->engine->mode == ISO_PROGRESS_THREAD;
+    r->own = r->helper && core && strcmp(core, "own") == 0;
     if (MPI_Get_processor_name(host, &length) == MPI_SUCCESS)
         memcpy(r->host, host, strnlen(host, sizeof(r->host) - 1));
     // A launcher binds the processes that it starts but not itself, so its mask has all cores.
@@ -91,14 +93,28 @@ iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out) {
     return ISO_OK;
 }
 
+// Returns whether there is any.
+static bool fill_set(const uint64_t *mask, cpu_set_t *set) {
+    CPU_ZERO(set);
+    for (int cpu = 0; cpu < ISO_CORES_WORDS * 64 && cpu < CPU_SETSIZE; cpu++)
+        if (get_bit(mask, cpu)) CPU_SET((size_t)cpu, set);
+    return CPU_COUNT(set) > 0;
+}
+
 bool iso_cores_bind(const iso_cores *cores) {
     static const char *const others[] = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY",
                                          "KMP_AFFINITY"};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (getenv(others[i])) return false;
     cpu_set_t set;
-    CPU_ZERO(&set);
-    for (int cpu = 0; cpu < ISO_CORES_WORDS * 64 && cpu < CPU_SETSIZE; cpu++)
-        if (get_bit(cores->share, cpu)) CPU_SET((size_t)cpu, &set);
-    return CPU_COUNT(&set) > 0 && sched_setaffinity(0, sizeof(set), &set) == 0;
+    return fill_set(cores->share, &set) && sched_setaffinity(0, sizeof(set), &set) == 0;
+}
+
+bool iso_cores_pin_progress(iso_comm *comm, const iso_cores *cores) {
+    cpu_set_t set;
+    const iso__engine *engine = comm->engine;
+    if (!engine->thread_runs || !fill_set(cores->progress, &set)) return false;
+    if (pthread_setaffinity_np(engine->thread, sizeof(set), &set) != 0) return false;
+    iso__log(ISO_LOG_INFO, "the progress thread has a core of its own");
+    return true;
 }

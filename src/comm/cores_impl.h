@@ -15,6 +15,7 @@
 typedef struct iso__cores_record {
     int64_t threads; // of the kernels
     int64_t helper;  // 1: a helper thread drives progress
+    int64_t own;     // 1: it is to have a core of its own
     int64_t reach;   // hardware threads that its parent process may use
     int64_t cores;   // cores in the mask
     int64_t host[ISO_CORES_HOST];

@@ -198,24 +198,40 @@ static void judge_crowded(const record *all, int ranks, bool *marks, text t) {
 
 // ---- What to do -----------------------------------------------------------------------------------
 
+static void add_bit(uint64_t *mask, int i) { mask[i / 64] |= UINT64_C(1) << i % 64; }
+
+// The cores that a rank needs; own: counting one for a progress thread that is to have its own.
+static int64_t cores_needed(const record *r, bool own) { return r->threads + (own && r->own); }
+
+// A rank that has its cores for itself keeps all of them but that of the progress thread.
+static void keep_others(const record *self, iso_cores *out) {
+    for (int i = 0; i < ISO_CORES_WORDS; i++) out->share[i] = self->mask[i] & ~out->progress[i];
+}
+
 // Divides cores that several ranks have in common among them, in rank order, and writes this rank's
-// share.
-static void choose_share(const record *all, int ranks, int rank, uint64_t *share) {
+// share. Returns false if there are too few.
+static bool choose_share(const record *all, int ranks, int rank, bool own, iso_cores *out) {
     const record *self = &all[rank];
-    int64_t before = 0, together = 0, sharers = 0;
+    int64_t before = 0, together = 0, sharers = 0, at = 0, need = cores_needed(self, own);
+    bool pins = need > self->threads;
     for (int i = 0; i < ranks; i++) {
         if (!same_host(&all[i], self) || !cores_overlap(all[i].mask, self->mask)) continue;
-        if (!same_cores(&all[i], self)) return; // they overlap partly: no fair share
-        if (i < rank) before += all[i].threads;
-        together += all[i].threads;
+        if (!same_cores(&all[i], self)) return true; // they overlap partly: no fair share
+        if (i < rank) before += cores_needed(&all[i], own);
+        together += cores_needed(&all[i], own);
         sharers++;
     }
-    if (self->threads < 2 || sharers < 2 || together > self->cores) return;
+    if (together > self->cores) return false;
+    if (need < 2 || (sharers < 2 && !pins)) return true;
+    if (sharers == 1) need = self->cores; // it keeps them all
     for (int cpu = 0; cpu < ISO_CORES_WORDS * 64; cpu++) {
         if (!has_bit(self->first, cpu)) continue;
-        if (before <= 0 && before > -self->threads) share[cpu / 64] |= UINT64_C(1) << cpu % 64;
-        before--;
+        if (at >= before && at < before + need)
+            add_bit(pins && at == before + need - 1 ? out->progress : out->share, cpu);
+        at++;
     }
+    if (sharers == 1) keep_others(self, out);
+    return true;
 }
 
 // Lists all ranks and their cores; ranks with the same cores are listed together.
@@ -248,7 +264,7 @@ iso_status iso__cores_judge(const record *all, int ranks, int rank, iso_cores *o
     list_all(all, ranks, marks, (text){out->all, sizeof(out->all)});
     judge_single(all, ranks, marks, (text){out->single, sizeof(out->single)});
     judge_crowded(all, ranks, marks, (text){out->crowded, sizeof(out->crowded)});
-    choose_share(all, ranks, rank, out->share);
+    if (!choose_share(all, ranks, rank, true, out)) choose_share(all, ranks, rank, false, out);
     iso__free(memory);
     return ISO_OK;
 }

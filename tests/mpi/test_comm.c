@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Communicators and exchanges on 1 to 4 ranks: sums, order of completion, life and death.
+#define _GNU_SOURCE // sets of processors
 #include "common/mpi_fixture.h"
 #include "comm/comm_calls.h"
+#include "comm/comm_state.h"
 #include "comm/request.h"
 
 #include <criterion/criterion.h>
+#include <isotherm/topology.h>
 #include <isotherm/trace.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -146,6 +150,33 @@ Test(np2_comm, helper_completes_without_a_wait) {
     }
     iso_assert_all(done);
     iso_assert_ok(iso_request_wait(&request));
+}
+
+static int first_core(const cpu_set_t *set) {
+    int cpu = 0;
+    while (cpu < CPU_SETSIZE && !CPU_ISSET((size_t)cpu, set)) cpu++;
+    return cpu;
+}
+
+Test(np2_comm, the_progress_thread_is_pinned_alone) {
+    cpu_set_t before, mine, helper;
+    iso_cores cores = {.progress = {0}};
+    if (getenv("ISO_PROGRESS")) return; // there is no helper with MPICH
+    iso_assert_all(sched_getaffinity(0, sizeof(before), &before) == 0);
+    iso_assert_all(!iso_cores_pin_progress(test_comm, &cores));
+    int cpu = first_core(&before);
+    iso_assert_all(cpu < 64 * 16);
+    cores.progress[cpu / 64] = UINT64_C(1) << cpu % 64;
+    iso_assert_all(iso_cores_pin_progress(test_comm, &cores));
+    pthread_t thread = test_comm->engine->thread;
+    iso_assert_all(pthread_getaffinity_np(thread, sizeof(helper), &helper) == 0);
+    iso_assert_all(CPU_COUNT(&helper) == 1 && CPU_ISSET((size_t)cpu, &helper));
+    iso_assert_all(sched_getaffinity(0, sizeof(mine), &mine) == 0 && CPU_EQUAL(&mine, &before));
+    float one[1] = {1};
+    iso_request *request;
+    iso_assert_ok(iso_comm_iallreduce(test_comm, one, 1, ISO_F32, "pinned", &request));
+    iso_assert_ok(iso_request_wait(&request));
+    iso_assert_all(one[0] == 2);
 }
 
 Test(np2_comm, helper_sleeps_when_nothing_is_in_flight) {

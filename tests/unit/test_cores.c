@@ -171,3 +171,43 @@ Test(cores, a_thread_is_bound_to_its_share_unless_the_environment_binds) {
     cr_assert(sched_getaffinity(0, sizeof(after), &after) == 0);
     cr_assert(CPU_COUNT(&after) == 1 && CPU_ISSET(last, &after));
 }
+
+// ---- The progress thread ----------------------------------------------------------------------------
+
+static void assert_pinned(const iso__cores_record *records, int ranks, int rank, uint64_t share,
+                          uint64_t progress) {
+    iso_cores cores = judge(records, ranks, rank);
+    cr_assert(cores.share[0] == share && cores.progress[0] == progress, "%llx and %llx",
+              (unsigned long long)cores.share[0], (unsigned long long)cores.progress[0]);
+}
+
+Test(cores, a_progress_thread_gets_a_core_that_is_left) {
+    iso__cores_record own[] = {rank_on("a", 0, 4, 8, 2), rank_on("a", 4, 3, 8, 3),
+                               rank_on("b", 0, 4, 4, 1)};
+    assert_pinned(own, 3, 0, 0, 0); // not asked for
+    for (int i = 0; i < 3; i++) own[i].own = 1;
+    assert_pinned(own, 3, 0, 0x7, 0x8);
+    assert_pinned(own, 3, 1, 0, 0); // all cores compute
+    assert_pinned(own, 3, 2, 0x7, 0x8);
+}
+
+Test(cores, progress_threads_get_cores_of_a_set_that_ranks_share) {
+    iso__cores_record r[] = {rank_on("a", 0, 6, 6, 2), rank_on("a", 0, 6, 6, 1)};
+    r[0].own = r[1].own = 1;
+    assert_pinned(r, 2, 0, 0x3, 0x4);
+    assert_pinned(r, 2, 1, 0x8, 0x10);
+    r[1].threads = 3; // seven are needed, and without cores of their own five
+    assert_pinned(r, 2, 0, 0x3, 0);
+    assert_pinned(r, 2, 1, 0x1c, 0);
+    r[1].threads = 9;
+    assert_pinned(r, 2, 0, 0, 0);
+}
+
+// Of each core the first hardware thread is chosen; a rank alone keeps all others.
+Test(cores, a_progress_thread_gets_one_hardware_thread) {
+    iso__cores_record r = rank_on("a", 0, 8, 8, 2);
+    r.cores = 4;
+    r.first[0] = 0x55;
+    r.own = 1;
+    assert_pinned(&r, 1, 0, 0xbf, 0x40);
+}
