@@ -65,7 +65,9 @@ static void write_stack(int code) {
 }
 
 static void sleep_ns(int64_t ns) {
-    nanosleep(&(struct timespec){.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000}, NULL);
+    // A variable, as nanosleep is a macro of two arguments in a simulation (tests/scale).
+    const struct timespec span = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    nanosleep(&span, NULL);
 }
 
 // SIGURG: nothing else uses it, and a process that has no handler ignores it.
