@@ -124,7 +124,8 @@ CLEANFILES += $(BENCHES)
 SCALE_FILES = tests/scale/build_scale.sh tests/scale/calibrate.sh tests/scale/cases tests/scale/cases_gradients \
     tests/scale/costs tests/scale/measure_scale.sh \
     tests/scale/plot_scale.sh tests/scale/predict_scale.sh tests/scale/runs_scale.sh tests/scale/simulate.sh \
-    tests/scale/smpi_collectives.c tests/scale/smpi_memory.c tests/scale/smpi_model.h tests/scale/smpi_queue.c \
+    tests/scale/smpi_alarm.cpp tests/scale/smpi_collectives.c tests/scale/smpi_comms.c tests/scale/smpi_memory.c \
+    tests/scale/smpi_model.h tests/scale/smpi_network.c \
     tests/scale/tables.sh
 EXTRA_DIST += $(SCALE_FILES) $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller.cpp tests/fortran_caller.f90 \
     tests/fortran_layout.c tests/fortran_layout.f90 tests/fortran_hooks.f90 tests/fortran_network.f90 tests/idx_files.sh \

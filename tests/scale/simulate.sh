@@ -38,7 +38,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 143' INT TERM HUP
 
-# A message passes two links, that of its sender and that of its receiver.
+# SMPI's own messages, with which it makes communicators, pass these links; all others are those of smpi_network.c.
 bytes=$(awk -v rate="$rate" -v payload="$payload" 'BEGIN { printf "%.0f", rate * 1e6 / 8 * payload }')
 half=$(awk -v us="$latency_us" 'BEGIN { print us / 2 }')
 cat >"$work/platform.xml" <<END
@@ -53,11 +53,12 @@ awk -v hosts="$hosts" -v ranks="$ranks" \
     'BEGIN { for (h = 0; h < hosts; h++) for (r = 0; r < ranks; r++) print "host" h }' >"$work/hosts"
 
 export ISO_TEST_SIM_POLL_US="$poll_us" ISO_TEST_SIM_BYTE_NS="$byte_ns" ISO_TEST_SIM_SUM_NS="$sum_ns"
-export ISO_TEST_SIM_WAKE_NS="$wake_ns" ISO_TEST_SIM_SHARED="$shared"
+export ISO_TEST_SIM_WAKE_NS="$wake_ns" ISO_TEST_SIM_SHARED="$shared" ISO_TEST_SIM_EACH="$ranks"
+export ISO_TEST_SIM_RATE="$bytes" ISO_TEST_SIM_LATENCY_US="$latency_us"
+export ISO_TEST_SIM_NODE_RATE="${node_mbyte}e6" ISO_TEST_SIM_NODE_LATENCY_US="$node_latency_us"
 # Shared memory of a node waits without calling MPI, so time would stand still; nor is there anyone to watch.
 export ISO_NODE_COLLECTIVE=mpi ISO_STALL_WARN=0
 smpirun -np $((hosts * ranks)) -platform "$work/platform.xml" -hostfile "$work/hosts" \
     --cfg=smpi/simulate-computation:no --cfg=smpi/host-speed:1 --cfg=smpi/display-timing:no --cfg=smpi/test:0 \
     --cfg=smpi/iprobe:0 --cfg=smpi/os:0:0:0 --cfg=smpi/or:0:0:0 --cfg=smpi/bw-factor:0:1 --cfg=smpi/lat-factor:0:1 \
-    --cfg=network/crosstraffic:no --cfg=smpi/async-small-thresh:"$eager" \
-    --cfg=smpi/send-is-detached-thresh:"$eager" --log=root.thres:critical "$build/bench_scale_simulated" "$@"
+    --cfg=network/crosstraffic:no --log=root.thres:critical "$build/bench_scale_simulated" "$@"

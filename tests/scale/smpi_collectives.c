@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef enum step_kind { SEND, RECV, SUM, ROUND } step_kind;
 
@@ -22,33 +23,28 @@ typedef struct step {
 } step;
 
 typedef struct schedule {
-    MPI_Comm comm;
+    model_comm comm; // as it was at the start
     MPI_Datatype type;
     MPI_Op op;
     int tag;
     step *step;
     int count, room, at;
-    MPI_Request *pending; // of the round under way
-    int *bytes, pending_count, pending_room;
+    int left; // messages of the round under way
     void *scratch;
     bool complete;
-    bool queues;           // its messages leave through the queue
-    int queued;            // messages of the round that are in the queue
     struct schedule *next; // of those that are not complete
 } schedule;
 
 static schedule *active;
-static MPI_Request *native; // the request of messages that was tested last, and was not complete
-static bool waiting;        // in a wait: no computation is held up
-
-int __real_MPI_Test(MPI_Request *request, int *done, MPI_Status *status);
+static bool waiting; // since its last kernel: no computation is held up
 
 // ---- Building -------------------------------------------------------------------------------------
 
 static schedule *begin_schedule(MPI_Comm comm, MPI_Datatype type, MPI_Op op) {
     schedule *s = calloc(1, sizeof(*s));
-    s->comm = comm, s->type = type, s->op = op;
-    s->tag = model_take_tag(comm);
+    model_comm *c = model_find_comm(comm);
+    s->tag = model_take_tag(c);
+    s->comm = *c, s->type = type, s->op = op;
     return s;
 }
 
@@ -82,26 +78,11 @@ static char *after(void *at, MPI_Datatype type, int64_t count) {
 
 // ---- Progress -------------------------------------------------------------------------------------
 
-static void post_message(schedule *s, const step *m) {
-    if (s->pending_count == s->pending_room) {
-        s->pending_room = s->pending_room ? 2 * s->pending_room : 4;
-        s->pending = realloc(s->pending, (size_t)s->pending_room * sizeof(*s->pending));
-        s->bytes = realloc(s->bytes, (size_t)s->pending_room * sizeof(*s->bytes));
-    }
-    MPI_Request *request = &s->pending[s->pending_count];
-    s->bytes[s->pending_count++] = m->count;
-    void *at = model_payload(m->at, (size_t)m->count);
+static void start_message(schedule *s, const step *m) {
     if (m->kind == SEND)
-        MPI_Isend(at, m->count, MPI_BYTE, m->peer, s->tag, s->comm, request);
+        model_send(m->at, m->count, m->peer, s->tag, &s->comm, &s->left);
     else
-        MPI_Irecv(at, m->count, MPI_BYTE, m->peer, s->tag, s->comm, request);
-}
-
-static void send_message(schedule *s, const step *m) {
-    if (m->kind == SEND && s->queues && model_queue_takes())
-        model_queue_add(m->at, m->count, m->peer, s->tag, s->comm, &s->queued);
-    else
-        post_message(s, m);
+        model_receive(m->at, m->count, m->peer, s->tag, &s->comm, &s->left);
 }
 
 static void run_sum(const schedule *s, const step *sum) {
@@ -114,28 +95,19 @@ static void run_sum(const schedule *s, const step *sum) {
 static void finish_schedule(schedule *s) {
     s->complete = true;
     free(s->step);
-    free(s->pending);
-    free(s->bytes);
     free(s->scratch);
 }
 
 // Posts rounds until one has to be waited for.
 static void advance_schedule(schedule *s) {
     for (;;) {
-        while (s->pending_count > 0) {
-            int done = 0, last = s->pending_count - 1;
-            __real_MPI_Test(&s->pending[last], &done, MPI_STATUS_IGNORE);
-            if (!done) return;
-            if (!waiting) model_spend(model_costs()->byte_ns * s->bytes[last]);
-            s->pending_count = last;
-        }
-        if (s->queued > 0) return;
+        if (s->left > 0) return;
         if (s->at == s->count) break;
         for (; s->at < s->count && s->step[s->at].kind != ROUND; s->at++) {
             if (s->step[s->at].kind == SUM)
                 run_sum(s, &s->step[s->at]);
             else
-                send_message(s, &s->step[s->at]);
+                start_message(s, &s->step[s->at]);
         }
         if (s->at < s->count) s->at++;
     }
@@ -143,7 +115,8 @@ static void advance_schedule(schedule *s) {
 }
 
 static void advance_all(void) {
-    model_queue_advance(!waiting);
+    double bytes = model_look();
+    if (!waiting) model_spend(model_costs()->byte_ns * bytes);
     for (schedule **link = &active; *link;) {
         schedule *s = *link;
         advance_schedule(s);
@@ -179,14 +152,10 @@ static bool take_complete(MPI_Request *request) {
 }
 
 int __wrap_MPI_Test(MPI_Request *request, int *done, MPI_Status *status) {
+    (void)status;
     advance_all();
-    if (schedule_of(*request)) {
-        *done = take_complete(request);
-        return MPI_SUCCESS;
-    }
-    int rc = __real_MPI_Test(request, done, status);
-    native = *done ? NULL : request;
-    return rc;
+    *done = *request == MPI_REQUEST_NULL || take_complete(request);
+    return MPI_SUCCESS;
 }
 
 int __wrap_MPI_Testsome(int count, MPI_Request *request, int *found, int *index,
@@ -198,7 +167,7 @@ int __wrap_MPI_Testsome(int count, MPI_Request *request, int *found, int *index,
     for (int i = 0; i < count; i++) {
         if (request[i] == MPI_REQUEST_NULL) continue;
         known++;
-        if (schedule_of(request[i]) && take_complete(&request[i])) index[(*found)++] = i;
+        if (take_complete(&request[i])) index[(*found)++] = i;
     }
     if (known == 0) *found = MPI_UNDEFINED;
     return MPI_SUCCESS;
@@ -212,37 +181,45 @@ int __wrap_MPI_Improbe(int source, int tag, MPI_Comm comm, int *found, MPI_Messa
     return MPI_SUCCESS;
 }
 
-// A rank that waits calls this between two tests: until a message of its is there, the tests would
-// find nothing.
+// A rank that waits calls this between two tests: until a message of its is complete, the tests
+// would find nothing.
 int __wrap_sched_yield(void) {
-    MPI_Request request[64];
-    schedule *of[64];
-    int count = 0, index;
-    MPI_Request *leaving = model_queue_first();
-    if (leaving) of[count] = NULL, request[count++] = *leaving;
-    for (schedule *s = active; s && count < 63; s = s->next)
-        if (s->pending_count > 0)
-            of[count] = s, request[count++] = s->pending[s->pending_count - 1];
-    if (native && *native != MPI_REQUEST_NULL) of[count] = NULL, request[count++] = *native;
-    if (count == 0) {
+    if (!active) {
         model_spend(5000);
         return 0;
     }
-    MPI_Waitany(count, request, &index, MPI_STATUS_IGNORE);
-    if (index == MPI_UNDEFINED) return 0;
     waiting = true;
-    if (leaving && index == 0) {
-        model_queue_drop(); // the network does it by itself
-    } else {
-        if (of[index])
-            of[index]->pending_count--;
-        else
-            *native = MPI_REQUEST_NULL, native = NULL;
-        model_queue_wake();
-    }
+    model_wait();
     advance_all();
-    waiting = false;
     return 0;
+}
+
+// A kernel of the model.
+int __real_smpi_nanosleep(const struct timespec *span, struct timespec *rest);
+int __wrap_smpi_nanosleep(const struct timespec *span, struct timespec *rest) {
+    waiting = false;
+    return __real_smpi_nanosleep(span, rest);
+}
+
+// ---- Messages -------------------------------------------------------------------------------------
+
+static int start_single(step_kind kind, const void *at, int bytes, int peer, int tag, MPI_Comm comm,
+                        MPI_Request *out) {
+    schedule *s = calloc(1, sizeof(*s));
+    s->comm = *model_find_comm(comm);
+    s->tag = tag;
+    add_step(s, kind, at, bytes, peer);
+    return start_schedule(s, out);
+}
+
+int __wrap_MPI_Isend(const void *at, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+                     MPI_Request *out) {
+    return start_single(SEND, at, count * size_of(type), to, tag, comm, out);
+}
+
+int __wrap_MPI_Irecv(void *at, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
+                     MPI_Request *out) {
+    return start_single(RECV, at, count * size_of(type), from, tag, comm, out);
 }
 
 // ---- Collectives ----------------------------------------------------------------------------------
@@ -303,7 +280,8 @@ int __wrap_MPI_Ibcast(void *data, int count, MPI_Datatype type, int root, MPI_Co
     return start_schedule(s, out);
 }
 
-// Every rank sends to every other.
+// Every rank sends to every other, first to the next one: libnbc begins with rank 0, but its
+// messages share the links, so that no rank gets all of them at once.
 int __wrap_MPI_Iallgather(const void *send, int send_count, MPI_Datatype send_type, void *recv,
                           int count, MPI_Datatype type, MPI_Comm comm, MPI_Request *out) {
     (void)send_count, (void)send_type;
@@ -312,10 +290,10 @@ int __wrap_MPI_Iallgather(const void *send, int send_count, MPI_Datatype send_ty
     schedule *s = begin_schedule(comm, type, MPI_OP_NULL);
     char *own = after(recv, type, (int64_t)rank * count);
     if (send != MPI_IN_PLACE) memcpy(own, send, (size_t)bytes);
-    for (int r = 0; r < size; r++) {
-        if (r == rank) continue;
-        add_step(s, RECV, after(recv, type, (int64_t)r * count), bytes, r);
-        add_step(s, SEND, own, bytes, r);
+    for (int far = 1; far < size; far++) {
+        int to = (rank + far) % size, from = (rank - far + size) % size;
+        add_step(s, RECV, after(recv, type, (int64_t)from * count), bytes, from);
+        add_step(s, SEND, own, bytes, to);
     }
     return start_schedule(s, out);
 }
@@ -329,10 +307,10 @@ int __wrap_MPI_Ialltoall(const void *send, int send_count, MPI_Datatype send_typ
     char *own = after(recv, type, (int64_t)rank * count);
     if (!model_is_modelled(own))
         memcpy(own, after(from, send_type, (int64_t)rank * send_count), (size_t)bytes);
-    for (int r = 0; r < size; r++) {
-        if (r == rank) continue;
-        add_step(s, RECV, after(recv, type, (int64_t)r * count), bytes, r);
-        add_step(s, SEND, after(from, send_type, (int64_t)r * send_count), bytes, r);
+    for (int far = 1; far < size; far++) {
+        int to = (rank + far) % size, other = (rank - far + size) % size;
+        add_step(s, RECV, after(recv, type, (int64_t)other * count), bytes, other);
+        add_step(s, SEND, after(from, send_type, (int64_t)to * send_count), bytes, to);
     }
     return start_schedule(s, out);
 }
@@ -461,7 +439,6 @@ int __wrap_MPI_Iallreduce(const void *send, void *recv, int count, MPI_Datatype 
     if (!model_is_modelled(recv)) r.s->scratch = r.scratch = malloc(bytes ? bytes : 1);
     int power = 1;
     while (2 * power <= r.size) power *= 2;
-    r.s->queues = count >= power;
     if (count >= power)
         plan_halves(&r, power);
     else

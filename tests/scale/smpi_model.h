@@ -21,20 +21,38 @@ void model_spend(double ns);
 // Memory from this many bytes on (ISO_TEST_SIM_SHARED, default: none) has the same pages in all
 // ranks. Its contents mean nothing.
 bool model_is_modelled(const void *memory);
-// What to send or receive in the place of this memory: SMPI does not copy memory of its
-// SMPI_SHARED_MALLOC.
-void *model_payload(void *memory, size_t bytes);
 
+// ---- Communicators, and the network between their ranks -------------------------------------------
+
+// Communicators of the same ranks in the same order. Shared by all ranks.
+typedef struct model_group {
+    struct model_group *next;
+    int size, *world; // the ranks in MPI_COMM_WORLD
+} model_group;
+model_group **model_groups(void);
+
+typedef struct model_comm {
+    MPI_Comm comm;
+    const model_group *group;
+    int seq;  // among those of the group
+    int rank; // this one's
+    int used; // tags of collectives
+} model_comm;
+model_comm *model_find_comm(MPI_Comm comm);
 // The tag of a new collective: its number on its communicator.
-int model_take_tag(MPI_Comm comm);
-// Messages that leave one after the other. Whether one that is sent now has to be queued:
-bool model_queue_takes(void);
-// *left counts those that have not left.
-void model_queue_add(void *at, int bytes, int peer, int tag, MPI_Comm comm, int *left);
-MPI_Request *model_queue_first(void); // the request of the one that is leaving; NULL: none is
-void model_queue_drop(void);          // it has been found complete: the next one leaves
-void model_queue_advance(bool computing);
-// Lets the time pass until a waiting rank has seen a message that has arrived; others leave.
-void model_queue_wake(void);
+int model_take_tag(model_comm *comm);
+
+// Begin at once; *left counts those that are not complete. The memory may be used again at once
+// (model_send), or when it has been received. Messages between the same ranks with the same tag
+// keep their order.
+void model_send(const void *at, int bytes, int to, int tag, const model_comm *comm, int *left);
+void model_receive(void *at, int bytes, int from, int tag, const model_comm *comm, int *left);
+// Bytes of the messages of this rank that have become complete since it looked last.
+double model_look(void);
+// Waits until all messages of a round have become complete since model_look.
+void model_wait(void);
+
+// Calls back at this time, between the turns of the ranks (smpi_alarm.cpp).
+void model_set_alarm(double time, void (*call)(void));
 
 #endif
