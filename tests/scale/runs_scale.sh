@@ -1,17 +1,22 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Simulates the runs of docs/scale.md, and appends a line of JSON for each to FILE. Runs that FILE has are left out, so
-# that it can be interrupted and go on.
-# usage: runs_scale.sh BUILD TABLES FILE [MODEL (mlp) [MOST RANKS (1024)]]: the folders of build_scale.sh and tables.sh.
-#        MODEL: mlp, or wide with up to 128 ranks. One process on one core at a time; hours for 1024 ranks
+# Simulates runs for docs/scale.md, and appends a line of JSON for each to FILE. Runs that FILE has are left out, so that
+# it can be interrupted and go on.
+# usage: runs_scale.sh BUILD TABLES FILE MODEL RANKS [PER HOST (1) [MBIT/S (1000 10000 100000) [SYNC (all six)]]]
+#        BUILD, TABLES: the folders of build_scale.sh and tables.sh. MODEL: mlp, cnn, resnet18 or wide. The others are
+#        lists, such as "8 16". One process on one core at a time. docs/scale.md has the time of a run
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 3 ] || {
-    sed -n 's/^# usage: /usage: /p' "$0" >&2
+[ $# -ge 5 ] || {
+    sed -n '/^# usage: /,/^set -eu/s/^# \{0,1\}//p' "$0" | grep -v '^set' >&2
     exit 2
 }
-build=$1 tables=$2 file=$3 model=${4:-mlp} most=${5:-1024}
+build=$1 tables=$2 file=$3 model=$4
+ranks_list=$5 each_list=${6:-1} rates=${7:-1000 10000 100000}
+syncs=${8:-blocking lazy localsgd diloco daso gossip}
+batch=64
+[ "$model" != resnet18 ] || batch=32
 touch "$file"
 
 run() { # sync, settings, ranks, ranks per host, Mbit/s, steps, warm-up
@@ -20,30 +25,34 @@ run() { # sync, settings, ranks, ranks per host, Mbit/s, steps, warm-up
     settings=$2
     set -- "$1" "$3" "$4" "$5" "$6" "$7"
     sync=$1 hosts=$(($2 / $3)) host_ranks=$3 rate=$4 steps=$5 warmup=$6
-    set -- --model "$model" --device "model:$tables/$model-64.times" --sync "$sync" --steps "$steps" \
-        --warmup "$warmup" --equal
+    set -- --model "$model" --batch "$batch" --device "model:$tables/$model-$batch.times" --sync "$sync" \
+        --steps "$steps" --warmup "$warmup" --equal
     work=$(sed -n "s/^$sync //p" "$tables/work")
     [ -z "$work" ] || set -- "$@" --work-ns "$work"
     [ "$settings" = - ] || set -- "$@" --set "$settings"
-    # Shared memory holds no values, which daso refuses to send as bf16.
-    shared=0
-    [ "$sync" = daso ] || shared=300000
-    if ! out=$(sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m "$shared" -- "$@" </dev/null); then
+    if ! out=$(sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m 300000 -- "$@" </dev/null); then
         echo "runs_scale.sh: the simulation of \"$name\" failed" >&2
-        exit 1
+        return 0
     fi
     echo "$out" | sed "s/^{/{\"run\": \"$name\", \"hosts\": $hosts, \"mbit\": $rate, /" >>"$file"
 }
 
-for ranks in 8 16 32 64 128 256 512 1024; do
-    [ "$ranks" -le "$most" ] || continue
-    for mbit in 1000 10000 100000; do
-        for each in 1 4 8; do
-            run blocking - $ranks $each $mbit 4 8
-            run lazy - $ranks $each $mbit 4 8
-            run daso warmup-steps=4,cooldown-steps=0 $ranks $each $mbit 32 16
-            run localsgd period=8 $ranks $each $mbit 16 8
-            run diloco period=16 $ranks $each $mbit 16 16
+run_sync() { # sync, ranks, ranks per host, Mbit/s
+    case $1 in
+    blocking | lazy | gossip) run "$1" - "$2" "$3" "$4" 4 8 ;;
+    localsgd) run "$1" period=8 "$2" "$3" "$4" 16 8 ;;
+    diloco) run "$1" period=16 "$2" "$3" "$4" 16 16 ;;
+    daso) run "$1" warmup-steps=4,cooldown-steps=0 "$2" "$3" "$4" 32 16 ;;
+    *) echo "runs_scale.sh: no runs of --sync $1" >&2 ;;
+    esac
+}
+
+for ranks in $ranks_list; do
+    for mbit in $rates; do
+        for each in $each_list; do
+            for sync in $syncs; do
+                run_sync "$sync" "$ranks" "$each" "$mbit"
+            done
         done
     done
 done
