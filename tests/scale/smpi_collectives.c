@@ -36,7 +36,8 @@ typedef struct schedule {
 } schedule;
 
 static schedule *active;
-static bool waiting; // since its last kernel: no computation is held up
+static bool computed; // since it looked last
+static double unpaid; // bytes of messages that have become complete, and held up no kernel yet
 
 // ---- Building -------------------------------------------------------------------------------------
 
@@ -115,8 +116,12 @@ static void advance_schedule(schedule *s) {
 }
 
 static void advance_all(void) {
-    double bytes = model_look();
-    if (!waiting) model_spend(model_costs()->byte_ns * bytes);
+    unpaid += model_look();
+    if (computed) {
+        double bytes = unpaid;
+        computed = false, unpaid = 0;
+        model_spend(model_costs()->byte_ns * bytes);
+    }
     for (schedule **link = &active; *link;) {
         schedule *s = *link;
         advance_schedule(s);
@@ -188,16 +193,16 @@ int __wrap_sched_yield(void) {
         model_spend(5000);
         return 0;
     }
-    waiting = true;
     model_wait();
     advance_all();
+    unpaid = 0; // they have held up nothing
     return 0;
 }
 
 // A kernel of the model.
 int __real_smpi_nanosleep(const struct timespec *span, struct timespec *rest);
 int __wrap_smpi_nanosleep(const struct timespec *span, struct timespec *rest) {
-    waiting = false;
+    computed = true;
     return __real_smpi_nanosleep(span, rest);
 }
 
