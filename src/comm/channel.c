@@ -259,14 +259,16 @@ static void open_stream(iso__channel *c) {
 
 iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, int count,
                                size_t chunk_bytes, size_t window, iso__channel **out) {
-    iso_status status;
-    iso__channel *c;
+    iso__channel *c = NULL;
     ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE, "a channel was created after MPI_Finalize");
-    ISO_TRY(iso__alloc_zero(sizeof(*c), (void **)&c));
-    c->comm = iso_comm_retain(comm);
-    c->mpi = MPI_COMM_NULL;
-    take_queue(c); // first, because the queue decides how items are exchanged
-    ISO_TRY_GOTO(iso_comm_agree(comm, take_items(c, given, count, chunk_bytes, window)));
+    iso_status status = iso__alloc_zero(sizeof(*c), (void **)&c);
+    if (status == ISO_OK) {
+        c->comm = iso_comm_retain(comm);
+        c->mpi = MPI_COMM_NULL;
+        take_queue(c); // first, because the queue decides how items are exchanged
+        status = take_items(c, given, count, chunk_bytes, window);
+    }
+    ISO_TRY_GOTO(iso_comm_agree(comm, status));
     ISO_TRY_GOTO(iso__comm_meet(comm, "the barrier before MPI_Comm_create_group"));
     ISO_TRY_GOTO(
         iso__comm_make(comm, &(iso__comm_recipe){ISO_MAKE_COPY, .from = comm->mpi}, &c->mpi));

@@ -95,7 +95,7 @@ iso_status iso__comm_locate(iso_comm *comm) {
     }
     if (status == ISO_OK)
         status = iso_comm_allreduce_i64(comm, node_of, (size_t)comm->size, ISO_SUM);
-    if (status == ISO_OK) status = iso__comm_place(comm, node_of);
+    if (status == ISO_OK) status = iso_comm_agree(comm, iso__comm_place(comm, node_of));
     iso__free(node_of);
     ISO_TRY(status);
     return ISO_OK;

@@ -118,15 +118,15 @@ static bool takes_nccl(const iso__scopes *s, const iso_comm *comm) {
 
 static iso_status find_nodes(iso__scopes *s) {
     ISO_TRY(iso__comm_create_node(s->world, ISO_SCOPE_NODE, false, &s->node));
-    ISO_TRY(iso__comm_place_subset(s->node, s->world));
+    ISO_TRY(iso_comm_agree(s->world, iso__comm_place_subset(s->node, s->world)));
     return ask_for_nccl(s);
 }
 
 iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
                               bool exchanges, bool zero, bool sparse, iso__scopes **out) {
     iso_status status;
-    iso__scopes *s;
-    ISO_TRY(iso__alloc_zero(sizeof(*s), (void **)&s));
+    iso__scopes *s = NULL;
+    ISO_TRY_GOTO(iso_comm_agree(world, iso__alloc_zero(sizeof(*s), (void **)&s)));
     s->world = iso_comm_retain(world);
     s->device = device && !device->ops->host_memory ? device : NULL;
     s->exchanges = exchanges;

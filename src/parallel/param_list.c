@@ -3,6 +3,7 @@
 // parameters are not adjacent, and lists that differ between ranks.
 #include "parallel/param_list.h"
 
+#include "comm/comm_calls.h"
 #include "comm/same_lines.h"
 
 #include <string.h>
@@ -156,7 +157,7 @@ static uint64_t hash_params(const iso_reducer_param *params, int count, uint64_t
 iso_status iso__params_check_ranks(iso_comm *comm, const iso_reducer_param *params, int count,
                                    const char *settings, uint64_t further) {
     void *list;
-    ISO_TRY(iso__alloc_zero((size_t)count * LINE_ROOM + 1, &list));
+    ISO_TRY(iso__comm_alloc_zero(comm, (size_t)count * LINE_ROOM + 1, &list));
     describe_params(params, count, list);
     const iso__lines mine = {.list = list,
                              .element = "parameter",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Calls in which one rank runs out of memory, at each of its allocations in turn: every rank gets
 // the error, nobody waits, nothing is lost, and the next call succeeds.
+#include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 #include "exchange/average.h"
 
@@ -24,7 +25,7 @@ void *aligned_alloc(size_t alignment, size_t bytes) {
 
 static void try_each(const char *what, iso_status (*call)(void)) {
     int reached = 1, calls = 0;
-    for (; reached && calls < 200; calls++) {
+    for (; reached && calls < 400; calls++) {
         left = test_rank == 1 ? calls : -1;
         iso_status status = call();
         reached = left < 0;
@@ -85,3 +86,25 @@ static void try_all(void) {
 
 Test(np2_no_memory, of_one_rank_is_the_error_of_all) { try_all(); }
 Test(np3_no_memory, of_one_rank_is_the_error_of_all) { try_all(); }
+
+// ---- Buckets ------------------------------------------------------------------------------------------
+
+static trainer trained;
+
+static iso_status rebuild_buckets(void) {
+    return iso_data_parallel_rebuild(trained.model, &(iso_bucket_sizes){.bucket_mb = 0.001});
+}
+
+// A rebuild that fails leaves the buckets, and the run, as they were.
+Test(np2_no_memory, a_rebuild_that_fails_changes_nothing) {
+    trainer_config config = trainer_default();
+    uint64_t hash, straight;
+    iso_assert_ok(trainer_run(test_comm, &config, 5, &straight));
+    iso_assert_ok(trainer_create(&trained, test_comm, &config));
+    for (int step = 0; step < 2; step++) iso_assert_ok(trainer_step(&trained, step, NULL));
+    try_each("rebuild_buckets", rebuild_buckets);
+    for (int step = 2; step < 5; step++) iso_assert_ok(trainer_step(&trained, step, NULL));
+    iso_assert_ok(trainer_hash(&trained, &hash));
+    iso_assert_all(hash == straight);
+    trainer_destroy(&trained);
+}
