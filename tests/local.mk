@@ -137,10 +137,12 @@ EXTRA_DIST += $(SCALE_FILES) $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) t
     tests/fuzz/corpus/csv/header tests/fuzz/corpus/csv/labels tests/fuzz/corpus/csv/plain tests/fuzz/corpus/csv/tabs \
     tests/fuzz/corpus/gzip/empty tests/fuzz/corpus/gzip/one tests/fuzz/corpus/gzip/plain tests/fuzz/corpus/gzip/two \
     tests/fuzz/corpus/idx/floats tests/fuzz/corpus/idx/images tests/fuzz/corpus/idx/images.gz \
-    tests/fuzz/corpus/idx/labels tests/fuzz/corpus/list/two tests/fuzz/corpus/list/values \
+    tests/fuzz/corpus/idx/labels \
+    tests/fuzz/corpus/list/many_commas tests/fuzz/corpus/list/two tests/fuzz/corpus/list/values \
     tests/fuzz/corpus/options/daso tests/fuzz/corpus/options/lazy tests/fuzz/corpus/options/levels \
     tests/fuzz/corpus/options/powersgd tests/fuzz/corpus/record/count tests/fuzz/corpus/record/entry \
-    tests/fuzz/corpus/record/rank tests/fuzz/corpus/report/run.jsonl tests/fuzz/corpus/safetensors/escape \
+    tests/fuzz/corpus/record/rank tests/fuzz/corpus/report/backslash_at_the_end \
+    tests/fuzz/corpus/report/quote_in_escape tests/fuzz/corpus/report/run.jsonl tests/fuzz/corpus/safetensors/escape \
     tests/fuzz/corpus/safetensors/none tests/fuzz/corpus/safetensors/two tests/fuzz/corpus/settings/heat \
     tests/fuzz/corpus/settings/number tests/fuzz/corpus/settings/outer tests/fuzz/corpus/settings/period \
     tests/fuzz/corpus/state/shared \

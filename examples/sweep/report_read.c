@@ -43,12 +43,13 @@ static double number_of(const char *line, const char *key) {
     return value && end > value ? number : NAN; // also null
 }
 
-// \u00XX is what iso_json_string writes for control characters; others do not occur.
+// \u00XX is what iso_json_string writes for control characters; others do not occur. Takes no more
+// than past_string does, whatever a damaged log has after a backslash.
 static char take_unescaped(const char **at) {
     char code[5] = "";
-    if (**at != '\\') return *(*at)++;
     char c = (*at)[1];
-    if (c != 'u' || strlen(*at) < 6) {
+    if (**at != '\\' || !c) return *(*at)++;
+    if (c != 'u' || strspn(*at + 2, "0123456789abcdefABCDEF") < 4) {
         *at += 2;
         return c;
     }

@@ -40,6 +40,11 @@ static iso_status split_words(sweep_entry *entry) {
 
 static iso_status add_run(sweep_list *list, const char *name, const char *options) {
     TRY(check_name(list, name));
+    if (list->count == SWEEP_RUNS)
+        return train_error(ISO_ERR_ARG,
+                           "the list has more than %d runs, with run %s: give fewer values with "
+                           "commas",
+                           SWEEP_RUNS, name);
     size_t room = ((size_t)list->count + 1) * sizeof(*list->entries);
     sweep_entry **entries = realloc(list->entries, room);
     if (entries) list->entries = entries;

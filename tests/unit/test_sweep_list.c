@@ -95,3 +95,14 @@ Test(sweep_list, wrong_shards_are_refused) {
     cr_assert(sweep_list_shard(&list, "2/3") == ISO_ERR_ARG); // has no run
     sweep_list_free(&list);
 }
+
+// Commas multiply: 8 options with 4 values each are 65,536 runs.
+Test(sweep_list, a_list_that_would_not_end_is_refused) {
+    sweep_list list = {0};
+    const char line[] =
+        "a: --a 1,2,3,4 --b 1,2,3,4 --c 1,2,3,4 --d 1,2,3,4 --e 1,2,3,4 --f 1,2,3,4 "
+        "--g 1,2,3,4 --h 1,2,3,4";
+    cr_assert(sweep_list_add(&list, line) == ISO_ERR_ARG);
+    cr_assert(strstr(train_error_text(), "more than 1024 runs"), "%s", train_error_text());
+    sweep_list_free(&list);
+}
