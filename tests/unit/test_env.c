@@ -22,10 +22,10 @@ Test(env, the_table_names_every_variable_and_its_value) {
     setenv("ISO_TIMEOUT", "17", 1);
     const char *text = capture(iso_env_print);
     static const char *const names[ISO_ENV_COUNT] = {
-        "ISO_LOG",         "ISO_DEBUG",          "ISO_PROGRESS",        "ISO_PROGRESS_US",
-        "ISO_TIMEOUT",     "ISO_RECORDER",       "ISO_STALL_WARN",      "ISO_STEP_TIMEOUT",
-        "ISO_WATCHDOG",    "ISO_RANKS_PER_NODE", "ISO_NODE_COLLECTIVE", "ISO_IALLREDUCE",
-        "ISO_CPU_KERNELS", "ISO_CUDA_CONV",      "ISO_CUDA_GRAPHS"};
+        "ISO_LOG",           "ISO_DEBUG",       "ISO_PROGRESS",       "ISO_PROGRESS_US",
+        "ISO_PROGRESS_CORE", "ISO_TIMEOUT",     "ISO_RECORDER",       "ISO_STALL_WARN",
+        "ISO_STEP_TIMEOUT",  "ISO_WATCHDOG",    "ISO_RANKS_PER_NODE", "ISO_NODE_COLLECTIVE",
+        "ISO_IALLREDUCE",    "ISO_CPU_KERNELS", "ISO_CUDA_CONV",      "ISO_CUDA_GRAPHS"};
     for (int i = 0; i < ISO_ENV_COUNT; i++) {
         cr_assert_not_null(names[i], "a new variable is missing here");
         cr_assert(strstr(text, names[i]), "%s is missing", names[i]);
@@ -56,6 +56,7 @@ Test(env, bad_values_of_the_environment_are_refused) {
         {"ISO_DEBUG", "all", "give off, info or detail", "info"},
         {"ISO_PROGRESS", "threads", "give auto, off, poll or thread", "poll"},
         {"ISO_PROGRESS_US", "adaptive", "give a number from 0 to 999999", "50.5"},
+        {"ISO_PROGRESS_CORE", "first", "give shared or own", "own"},
         {"ISO_TIMEOUT", "-3", "give a number from 0 to 1e+09", "0.25"},
         {"ISO_RECORDER", NULL, NULL, "anything"},
         {"ISO_STALL_WARN", "late", "give a number from 0 to 1e+09", "60"},
