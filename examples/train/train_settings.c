@@ -14,21 +14,27 @@ static const iso_setting *find_key(const iso_strategy *s, const char *key) {
     return NULL;
 }
 
-// Whether a strategy before number `end` has it.
-static bool is_known(int end, const char *key) {
-    for (int i = 0; i < end; i++)
-        if (find_key(iso_strategy_at(i), key)) return true;
+// Each key once, as the first strategy has it. Grows with the strategies that plugins add.
+static const iso_setting *listed[TRAIN_SETTINGS];
+static int listed_count, listed_strategies;
+
+static bool is_listed(const char *key) {
+    for (int i = 0; i < listed_count; i++)
+        if (strcmp(listed[i]->key, key) == 0) return true;
     return false;
 }
 
-const iso_setting *train_setting_at(int wanted) {
-    int n = 0;
-    for (int i = 0; i < iso_strategy_count() && wanted < TRAIN_SETTINGS; i++) {
-        const iso_strategy *s = iso_strategy_at(i);
-        for (int k = 0; k < s->setting_count; k++)
-            if (!is_known(i, s->setting[k].key) && n++ == wanted) return &s->setting[k];
+static void list_settings(void) {
+    for (; listed_strategies < iso_strategy_count(); listed_strategies++) {
+        const iso_strategy *s = iso_strategy_at(listed_strategies);
+        for (int k = 0; k < s->setting_count && listed_count < TRAIN_SETTINGS; k++)
+            if (!is_listed(s->setting[k].key)) listed[listed_count++] = &s->setting[k];
     }
-    return NULL;
+}
+
+const iso_setting *train_setting_at(int wanted) {
+    list_settings();
+    return wanted < listed_count ? listed[wanted] : NULL;
 }
 
 const iso_setting *train_setting_named(const char *option) {
