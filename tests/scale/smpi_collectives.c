@@ -451,12 +451,22 @@ int __wrap_MPI_Iallreduce(const void *send, void *recv, int count, MPI_Datatype 
     return start_schedule(r.s, out);
 }
 
-// Ranks call it for a few numbers when they create communicators, which is not timed: it may cost
-// as much as an all-reduce, and what the others than root receive stays.
+// Along a tree to the root; also the others than root have memory for sums.
 int __wrap_MPI_Ireduce(const void *send, void *recv, int count, MPI_Datatype type, MPI_Op op,
                        int root, MPI_Comm comm, MPI_Request *out) {
-    int rank;
-    MPI_Comm_rank(comm, &rank);
-    if (rank != root) recv = calloc((size_t)count, (size_t)size_of(type));
-    return __wrap_MPI_Iallreduce(send, recv, count, type, op, comm, out);
+    int rank, size, bytes = count * size_of(type);
+    MPI_Comm_rank(comm, &rank), MPI_Comm_size(comm, &size);
+    schedule *s = begin_schedule(comm, type, op);
+    char *scratch = s->scratch = malloc(2 * (size_t)bytes + 1), *sum = scratch + bytes;
+    if (rank == root) sum = recv;
+    if (send != MPI_IN_PLACE) memcpy(sum, send, (size_t)bytes);
+    int place = (rank - root + size) % size, far = 1;
+    for (; far < size && !(place & far); far *= 2) {
+        if (place + far >= size) continue;
+        add_step(s, RECV, scratch, bytes, (place + far + root) % size);
+        add_sum(s, scratch, sum, count);
+        add_round(s);
+    }
+    if (place > 0) add_step(s, SEND, sum, bytes, (place - far + root) % size);
+    return start_schedule(s, out);
 }
