@@ -42,11 +42,12 @@ nobase_dist_doc_DATA = \
     docs/measurements/gpu-2026-11-23.jsonl \
     docs/measurements/peers-2026-11-26.csv \
     docs/measurements/peers-2026-11-26.jsonl \
-    docs/measurements/scale-2026-11-26.jsonl \
     docs/measurements/scale-measured-2026-11-26.txt \
     docs/measurements/scale-measured-gradients-2026-11-26.txt \
     docs/measurements/scale-predictions-2026-11-26.txt \
     docs/measurements/scale-predictions-gradients-2026-11-26.txt \
+    docs/measurements/scale-series-2026-11-26.jsonl \
+    docs/scale-mlp.svg \
     docs/scale.md \
     docs/studies/adaptive-period-slack.csv \
     docs/studies/adaptive-period.csv \

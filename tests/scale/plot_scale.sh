@@ -13,7 +13,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 kernels=$(awk '{ sum += $4 } END { print sum }' "$2/$3-64.times")
 curves=
-for sync in blocking lazy localsgd diloco daso; do
+for sync in blocking lazy localsgd diloco daso gossip; do
     grep -F "\"run\": \"$3 $sync " "$1" | grep -F " 1 $4\"" |
         sed -n 's/.*"ranks": \([0-9]*\).*"step_ms": \([0-9.]*\).*/\1 \2/p' | sort -n |
         awk -v kernels="$kernels" '{ print $1, kernels / $2 }' >"$work/$sync"
