@@ -95,10 +95,12 @@ endif
 
 # Of a script: in place of a profiler.
 if ISO_HAVE_NVTX
+if ISO_SHARED
 check_LTLIBRARIES += tests/nvtx_recorder.la
 tests_nvtx_recorder_la_SOURCES = tests/nvtx_recorder.c
 tests_nvtx_recorder_la_CPPFLAGS = $(AM_CPPFLAGS) $(NVTX_CFLAGS)
 tests_nvtx_recorder_la_LDFLAGS = -module -avoid-version -shared -rpath /nowhere
+endif
 endif
 # Of scripts: how train ends on errors, data sets as files, and the networks of train on given images.
 check_PROGRAMS += tests/error_probe tests/make_images tests/make_pictures tests/make_records tests/model_probe
