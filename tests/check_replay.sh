@@ -85,6 +85,6 @@ refused "a log without changes" 'the log without has no change of period or wait
 refused "a damaged line" 'the log damaged is damaged in line 1' --sync daso --replay damaged
 refused "a log of another mode" 'the log adaptive is of a run on 3 ranks with --sync daso: --replay' --sync localsgd \
     --replay adaptive
-refused "a mode without a period" '--replay needs a --sync with a setting "period": --sync lazy has none' --replay adaptive
+refused "a mode without a period" '--replay needs a --sync with a setting "period" or "sync-interval-ms": --sync lazy has none' --replay adaptive
 
 print_plan

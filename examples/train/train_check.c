@@ -129,10 +129,12 @@ static iso_status check_replay(const train_options *o) {
     bool timed =
         train_setting_of(o->sync, "period") || train_setting_of(o->sync, "sync-interval-ms");
     if (!o->replay || timed) return ISO_OK;
-    return train_error(ISO_ERR_ARG,
-                       "--replay needs a --sync with a setting \"period\": --sync %s has none; "
-                       "modes of Isotherm without it repeat their results with the same options",
-                       o->sync);
+    return train_error(
+        ISO_ERR_ARG,
+        "--replay needs a --sync with a setting \"period\" or "
+        "\"sync-interval-ms\": --sync %s has none; modes of Isotherm without it repeat "
+        "their results with the same options",
+        o->sync);
 }
 
 static iso_status check_files(const train_options *o) {

@@ -36,13 +36,15 @@ typedef struct change_list {
 } change_list;
 
 // What a rank did at its own step.
+enum { MOST_ACTIONS = 3 + 4 * 5 }; // of iso_daso_change
+
 static bool parse_rank(const char *line, iso_daso_change *out) {
     long long step;
     int rank, actions, end = 0;
     sscanf(line,
            "{\"event\":\"change\",\"step\":%lld,\"cause\":\"rank\",\"rank\":%d,\"actions\":%d}%n",
            &step, &rank, &actions, &end);
-    if (end == 0 || step < 1 || rank < 0 || actions < 1) return false;
+    if (end == 0 || step < 1 || rank < 0 || actions < 1 || actions > MOST_ACTIONS) return false;
     *out =
         (iso_daso_change){.step = step, .cause = ISO_CAUSE_RANK, .rank = rank, .actions = actions};
     return true;

@@ -25,6 +25,14 @@ static iso_status tell_dropped(train_run *run, iso_status status, int64_t step) 
         run, train_error(status, "the training diverged in step %lld: %s", (long long)step, why));
 }
 
+// Ranks that exchange at their own steps learn of it in different steps, so one that waited for the
+// others could wait for ever: the error ends the job.
+static iso_status tell_step(train_run *run, iso_status status) {
+    status = tell_dropped(run, status, run->at.step + 1);
+    if (train_setting_of(run->options->sync, "sync-interval-ms")) run->told = false;
+    return status;
+}
+
 // ---- The time of training ------------------------------------------------------------------------
 
 static void start_clock(train_run *run) {
@@ -228,7 +236,7 @@ static iso_status make_step(train_run *run) {
     if (finite) TRY(check_outlier(run, &before, &finite));
     if (finite && !isnan(run->options->clip_grad_norm))
         TRY(iso_clip_grad_norm(run->model, run->options->clip_grad_norm, 2, NULL));
-    if (finite) TRY(tell_dropped(run, train_scaler_step(run, &finite), run->at.step + 1));
+    if (finite) TRY(tell_step(run, train_scaler_step(run, &finite)));
     if (!finite) {
         skip_update(run, &before);
         return ISO_OK;

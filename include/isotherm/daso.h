@@ -417,7 +417,8 @@ iso_daso_config iso_async_config(int64_t total_steps, int64_t warmup_steps);
 iso_status iso_daso_levels_parse(const char *text, iso_daso_config *config);
 
 // As iso_daso_heat_create_take. If an exchange fails on any rank, every rank gets an error, and no
-// parameter changes. All ranks merge an exchange at the same batch, except with `asynchronous`. An
+// parameter changes. All ranks merge an exchange at the same batch, except with `asynchronous`: then
+// they get such an error in different steps, so a program that gets it ends the job (MPI_Abort). An
 // optimizer that is asynchronous is destroyed on all ranks, after the same step.
 iso_status iso_daso_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out);

@@ -120,9 +120,13 @@ static iso_status tell_steps(iso__periodic *p) {
     int64_t count = a->step - a->told;
     size_t *sizes;
     char *all;
-    if (!a->did || count <= 0) return ISO_OK;
+    if (!a->did) return ISO_OK;
+    if (count < 0) count = 0;
     ISO_TRY(iso_comm_gather(p->comm, a->did + a->told + 1, (size_t)count, 0, &all, &sizes));
-    for (int r = 0; all && a->changed && r < iso_comm_size(p->comm); r++)
+    bool alike =
+        all && a->changed; // after an error, ranks may have made different numbers of steps
+    for (int r = 0; alike && r < iso_comm_size(p->comm); r++) alike = sizes[r] == (size_t)count;
+    for (int r = 0; alike && r < iso_comm_size(p->comm); r++)
         tell_rank(p, r, all + r * count, count);
     iso_comm_free(all);
     iso_comm_free(sizes);
@@ -132,7 +136,7 @@ static iso_status tell_steps(iso__periodic *p) {
 
 static iso_status meet_ranks(iso__periodic *p) {
     const iso__periodic_exchange *x = exchange_of(p);
-    ISO_TRY(iso_data_parallel_finish(p->data_parallel));
+    ISO_TRY(iso_comm_agree(p->comm, iso_data_parallel_finish(p->data_parallel)));
     int64_t most[2] = {x->starts, count_merged(x)};
     ISO_TRY(iso_comm_allreduce_i64(p->comm, most, 2, ISO_MAX));
     ISO_TRY(iso_comm_agree(p->comm, catch_up(p, most[0], most[1])));

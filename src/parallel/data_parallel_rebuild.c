@@ -78,6 +78,7 @@ iso_status iso_data_parallel_rebuild(iso_module *module, const iso_bucket_sizes 
     choose_sizes(self, sizes);
     if (status == ISO_OK) status = take_place(self, key);
     if (status < 0) self->settings = before;
+    self->settings.hook = iso__reducer_hook(self->reducer); // of the one that is there now
     iso__free(key);
     ISO_TRY(status);
     return ISO_OK;
