@@ -4,6 +4,7 @@
 #include "comm/request.h"
 
 #include <config.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #define ALGORITHM_VARIABLE "coll_libnbc_iallreduce_algorithm"
@@ -83,24 +84,32 @@ static void set_variable(int index, int wanted, bool may_set, char *text, size_t
     MPI_T_cvar_handle_free(&handle);
 }
 
+static void ask_mpi(int wanted, bool may_set, char *text, size_t room) {
+    static atomic_bool absent; // not looked for again: MPICH 4.0.2 crashes in a second MPI_T
+    int level = MPI_THREAD_SINGLE, index;
+    // After MPI_T_init_thread, Open MPI's MPI_Query_thread returns the level requested here.
+    MPI_Query_thread(&level);
+    if (!absent && MPI_T_init_thread(level, &level) != MPI_SUCCESS) {
+        snprintf(text, room, "MPI's own choice (no MPI_T)");
+        return;
+    }
+    bool found = !absent && find_variable(&index);
+    if (found)
+        set_variable(index, wanted, may_set, text, room);
+    else
+        snprintf(text, room, "MPI's own choice (it has no " ALGORITHM_VARIABLE ")");
+    if (!absent) MPI_T_finalize();
+    absent = !found;
+}
+
 static void choose_algorithm(bool may_set, char *text, size_t room) {
     double wanted = 3;
     if (iso__env_number(ISO_ENV_IALLREDUCE, 3, &wanted) < 0)
         iso__log(ISO_LOG_WARN, "%s", iso_last_error()->message);
-    int level = MPI_THREAD_SINGLE, index;
-    // After MPI_T_init_thread, Open MPI's MPI_Query_thread returns the level requested here.
-    MPI_Query_thread(&level);
-    if (MPI_T_init_thread(level, &level) != MPI_SUCCESS) {
-        snprintf(text, room, "MPI's own choice (no MPI_T)");
-        return;
-    }
     if (getenv("OMPI_MCA_" ALGORITHM_VARIABLE))
         snprintf(text, room, "%s (set by the user)", getenv("OMPI_MCA_" ALGORITHM_VARIABLE));
-    else if (find_variable(&index))
-        set_variable(index, (int)wanted, may_set, text, room);
     else
-        snprintf(text, room, "MPI's own choice (it has no " ALGORITHM_VARIABLE ")");
-    MPI_T_finalize();
+        ask_mpi((int)wanted, may_set, text, room);
 }
 #else
 // An MPI library without the interface for tools.
