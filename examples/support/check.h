@@ -13,9 +13,9 @@ iso_status check(iso_status status);
 // prints the message, and all processes end.
 void check_together(iso_comm *comm, iso_status status);
 
-// Collective. Waits for all processes, of which comm names those that do not come (ISO_STALL_WARN,
-// ISO_TIMEOUT): in MPI_Finalize nobody could. Then destroys comm and calls MPI_Finalize, which may
-// wait only for as long as watch.h allows.
+// Collective. Waits for all processes. If one does not come, the wait names it (ISO_STALL_WARN,
+// ISO_TIMEOUT); a wait in MPI_Finalize could not. Then destroys comm and calls MPI_Finalize, for
+// which watch.h sets a time limit.
 void finalize(iso_comm **comm);
 
 #endif

@@ -105,7 +105,8 @@ typedef struct iso_strategy_context {
     iso_settings *settings;               // may be NULL
     // As in iso_daso_config, for strategies that are daso with other settings; others ignore them.
     // The program train offers --replay for strategies that have a setting named "period"
-    // or "sync-interval-ms".
+    // or "sync-interval-ms". With the latter, ranks exchange at their own steps, so train ends the
+    // job on the first rank that notices a failed exchange.
     void (*changed)(const iso_daso_change *change, void *user);
     void *changed_user;
     const iso_daso_change *replay;

@@ -123,8 +123,8 @@ static iso_status tell_steps(iso__periodic *p) {
     if (!a->did) return ISO_OK;
     if (count < 0) count = 0;
     ISO_TRY(iso_comm_gather(p->comm, a->did + a->told + 1, (size_t)count, 0, &all, &sizes));
-    bool alike =
-        all && a->changed; // after an error, ranks may have made different numbers of steps
+    // After an error, ranks may have made different numbers of steps.
+    bool alike = all && a->changed;
     for (int r = 0; alike && r < iso_comm_size(p->comm); r++) alike = sizes[r] == (size_t)count;
     for (int r = 0; alike && r < iso_comm_size(p->comm); r++)
         tell_rank(p, r, all + r * count, count);

@@ -84,22 +84,22 @@ static void set_variable(int index, int wanted, bool may_set, char *text, size_t
     MPI_T_cvar_handle_free(&handle);
 }
 
+// MPICH 4.0.2 crashes when MPI_T is initialised a second time. It has no such variable, so it is
+// asked once only.
 static void ask_mpi(int wanted, bool may_set, char *text, size_t room) {
-    static atomic_bool absent; // not looked for again: MPICH 4.0.2 crashes in a second MPI_T
-    int level = MPI_THREAD_SINGLE, index;
+    static atomic_bool absent;
+    int level = MPI_THREAD_SINGLE, index = 0;
+    snprintf(text, room, "MPI's own choice (it has no " ALGORITHM_VARIABLE ")");
+    if (absent) return;
     // After MPI_T_init_thread, Open MPI's MPI_Query_thread returns the level requested here.
     MPI_Query_thread(&level);
-    if (!absent && MPI_T_init_thread(level, &level) != MPI_SUCCESS) {
+    if (MPI_T_init_thread(level, &level) != MPI_SUCCESS) {
         snprintf(text, room, "MPI's own choice (no MPI_T)");
         return;
     }
-    bool found = !absent && find_variable(&index);
-    if (found)
-        set_variable(index, wanted, may_set, text, room);
-    else
-        snprintf(text, room, "MPI's own choice (it has no " ALGORITHM_VARIABLE ")");
-    if (!absent) MPI_T_finalize();
-    absent = !found;
+    absent = !find_variable(&index);
+    if (!absent) set_variable(index, wanted, may_set, text, room);
+    MPI_T_finalize();
 }
 
 static void choose_algorithm(bool may_set, char *text, size_t room) {

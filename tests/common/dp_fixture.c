@@ -134,10 +134,12 @@ iso_status trainer_step(trainer *t, int step, double *loss) {
     return ISO_OK;
 }
 
-iso_status trainer_train(trainer *t, int steps) {
-    for (int step = 0; step < steps; step++) ISO_TRY(trainer_step(t, step, NULL));
+iso_status trainer_go_on(trainer *t, int from, int to) {
+    for (int step = from; step < to; step++) ISO_TRY(trainer_step(t, step, NULL));
     return ISO_OK;
 }
+
+iso_status trainer_train(trainer *t, int steps) { return trainer_go_on(t, 0, steps); }
 
 iso_status trainer_run(iso_comm *comm, const trainer_config *config, int steps, uint64_t *hash) {
     trainer t;

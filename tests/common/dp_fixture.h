@@ -58,7 +58,8 @@ iso_status trainer_forward(trainer *t, int step, iso_tensor **out);
 void trainer_row(float *x, int step, int64_t row, int32_t *label);
 iso_status trainer_hash(trainer *t,
                         uint64_t *hash); // completes pending updates; fails if ranks differ
-// Steps 0 to steps - 1.
+// Steps `from` to `to` - 1, and steps 0 to steps - 1.
+iso_status trainer_go_on(trainer *t, int from, int to);
 iso_status trainer_train(trainer *t, int steps);
 // Forward, loss and backward without zero_grad or step.
 iso_status trainer_backward(trainer *t, int step);

@@ -156,10 +156,6 @@ Test(np3_gossip, every_exchange_of_three_ranks_halves_the_distance) {
 
 // ---- Training -------------------------------------------------------------------------------------
 
-static void train_on(trainer *t, int from, int to) {
-    for (int step = from; step < to; step++) iso_assert_ok(trainer_step(t, step, NULL));
-}
-
 static void has_the_bits_of_local_sgd(void) {
     for (int i = 0; i < 4; i++) {
         trainer t, other;
@@ -170,8 +166,8 @@ static void has_the_bits_of_local_sgd(void) {
         iso_assert_ok(daso_open(&other, MPI_COMM_WORLD, &local));
         for (int step = 0; step < STEPS; step++) {
             uint64_t mine, its;
-            train_on(&t, step, step + 1);
-            train_on(&other, step, step + 1);
+            iso_assert_ok(trainer_go_on(&t, step, step + 1));
+            iso_assert_ok(trainer_go_on(&other, step, step + 1));
             iso_assert_ok(daso_own_hash(&t, &mine));
             iso_assert_ok(daso_own_hash(&other, &its));
             iso_assert_all(mine == its);
@@ -188,7 +184,7 @@ static void evaluates_the_mean(int64_t wait) {
     uint64_t before, after;
     daso_case c = case_of(2, wait);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    train_on(&t, 0, 6);
+    iso_assert_ok(trainer_go_on(&t, 0, 6));
     iso_assert_all(!daso_equal(&t));
     iso_assert_ok(daso_own_hash(&t, &before));
     int64_t count;
@@ -206,7 +202,7 @@ static void evaluates_the_mean(int64_t wait) {
     iso_module_train(t.model, true);
     iso_assert_ok(daso_own_hash(&t, &after));
     iso_assert_all(before == after);
-    train_on(&t, 6, STEPS);
+    iso_assert_ok(trainer_go_on(&t, 6, STEPS));
     iso_assert_all(daso_equal(&t)); // the end is the mean
     free(now);
     free(all);
@@ -224,7 +220,7 @@ Test(np4_gossip, an_exchange_sends_the_parameters_once) {
     int64_t count;
     daso_case c = case_of(2, 0);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    train_on(&t, 0, 6);
+    iso_assert_ok(trainer_go_on(&t, 0, 6));
     float *own = daso_values(&t, &count);
     iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
     int64_t padded = (count + 31) / 32 * 32 * (int64_t)sizeof(float);
@@ -357,15 +353,15 @@ static uint64_t end_of(const daso_case *c, int stop) {
     trainer t;
     uint64_t hash = 0;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-    train_on(&t, 0, stop);
+    iso_assert_ok(trainer_go_on(&t, 0, stop));
     if (stop > 0) {
         iso_assert_ok(daso_exchange_state(&t, stop, true));
         daso_close(&t);
         iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-        train_on(&t, 0, stop % 4); // a past of its own
+        iso_assert_ok(trainer_go_on(&t, 0, stop % 4)); // a past of its own
         iso_assert_ok(daso_exchange_state(&t, stop, false));
     }
-    train_on(&t, stop, STEPS - 1); // the last step leaves the mean
+    iso_assert_ok(trainer_go_on(&t, stop, STEPS - 1)); // the last step leaves the mean
     iso_assert_ok(daso_own_hash(&t, &hash));
     daso_close(&t);
     return hash;
@@ -405,7 +401,7 @@ Test(np2_gossip, another_rhythm_of_outer_steps_is_told) {
     trainer t;
     daso_case c = slow_case(&iso_outer_slowmo, 2, 0, 5);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    train_on(&t, 0, 3);
+    iso_assert_ok(trainer_go_on(&t, 0, 3));
     iso_assert_ok(daso_exchange_state(&t, 3, true));
     daso_close(&t);
     c.daso.outer_skip = 6;
@@ -423,7 +419,7 @@ Test(np4_gossip, every_rank_is_told_of_a_failure) {
     iso_parameter_list list;
     daso_case c = case_of(1, 0);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    train_on(&t, 0, 2);
+    iso_assert_ok(trainer_go_on(&t, 0, 2));
     iso_assert_ok(iso_data_parallel_finish(t.model));
     iso_assert_ok(iso_module_parameters(t.model, &list));
     if (test_rank == 3) tensor_swap(list.item[0]->value, 0, NAN);

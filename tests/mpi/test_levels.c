@@ -124,23 +124,19 @@ Test(np4_levels, speed_does_not_matter) { speed_does_not_matter("2:2,4:4"); }
 
 // ---- Saved state ----------------------------------------------------------------------------------
 
-static void train_on(trainer *t, int from, int to) {
-    for (int step = from; step < to; step++) iso_assert_ok(trainer_step(t, step, NULL));
-}
-
 static uint64_t end_of(const daso_case *c, int stop) {
     trainer t;
     uint64_t hash = 0;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-    train_on(&t, 0, stop);
+    iso_assert_ok(trainer_go_on(&t, 0, stop));
     if (stop > 0) {
         iso_assert_ok(daso_exchange_state(&t, stop, true));
         daso_close(&t);
         iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-        train_on(&t, 0, stop % 4); // a past of its own
+        iso_assert_ok(trainer_go_on(&t, 0, stop % 4)); // a past of its own
         iso_assert_ok(daso_exchange_state(&t, stop, false));
     }
-    train_on(&t, stop, STEPS);
+    iso_assert_ok(trainer_go_on(&t, stop, STEPS));
     iso_assert_ok(daso_own_hash(&t, &hash));
     daso_close(&t);
     return hash;
@@ -165,7 +161,7 @@ Test(np4_levels, other_levels_do_not_go_on) {
     trainer t;
     daso_case c = case_of(levels[0], 3, 0);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    train_on(&t, 0, 6);
+    iso_assert_ok(trainer_go_on(&t, 0, 6));
     iso_assert_ok(daso_exchange_state(&t, 6, true));
     daso_close(&t);
     for (int i = 1; i < 4; i++) {
@@ -231,7 +227,7 @@ Test(np4_levels, every_rank_is_told_of_a_failure_in_any_group) {
     iso_parameter_list list;
     daso_case c = case_of("2:2,4:4", 0, 0);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    train_on(&t, 0, 2);
+    iso_assert_ok(trainer_go_on(&t, 0, 2));
     iso_assert_ok(iso_data_parallel_finish(t.model));
     iso_assert_ok(iso_module_parameters(t.model, &list));
     float was = 0;

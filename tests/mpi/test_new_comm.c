@@ -50,10 +50,6 @@ static void move_with(trainer *t, iso_comm *comm, const iso_comm_hook *hook, boo
 
 static void move_to(trainer *t, iso_comm *comm) { move_with(t, comm, NULL, false, NULL); }
 
-static void train_on(trainer *t, int from, int to) {
-    for (int step = from; step < to; step++) iso_assert_ok(trainer_step(t, step, NULL));
-}
-
 static uint64_t hash_of(trainer *t) {
     uint64_t hash = 0;
     iso_assert_ok(trainer_hash(t, &hash));
@@ -83,13 +79,13 @@ static void goes_on(iso_optimizer_kind kind) {
     iso_assert_ok(iso_comm_create(mpi, NULL, &comm));
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     iso_assert_ok(trainer_create(&twin, test_comm, &config));
-    train_on(&t, 0, 4);
-    train_on(&twin, 0, 4);
+    iso_assert_ok(trainer_go_on(&t, 0, 4));
+    iso_assert_ok(trainer_go_on(&twin, 0, 4));
     begin_with(&fresh, comm, &config, &twin);
     move_to(&t, comm);
     iso_assert_all(hash_of(&t) == hash_of(&twin));
-    train_on(&t, 4, 7);
-    train_on(&fresh, 4, 7);
+    iso_assert_ok(trainer_go_on(&t, 4, 7));
+    iso_assert_ok(trainer_go_on(&fresh, 4, 7));
     iso_assert_all(hash_of(&t) == hash_of(&fresh) && hash_of(&t) != hash_of(&twin));
     trainer_destroy(&fresh);
     trainer_destroy(&twin);
@@ -110,11 +106,11 @@ Test(np3_new_comm, there_and_back_changes_nothing) {
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
     iso_assert_ok(trainer_run(test_comm, &config, 6, &straight));
     iso_assert_ok(trainer_create(&t, test_comm, &config));
-    train_on(&t, 0, 2);
+    iso_assert_ok(trainer_go_on(&t, 0, 2));
     move_to(&t, comm);
-    train_on(&t, 2, 4);
+    iso_assert_ok(trainer_go_on(&t, 2, 4));
     move_to(&t, test_comm);
-    train_on(&t, 4, 6);
+    iso_assert_ok(trainer_go_on(&t, 4, 6));
     iso_assert_all(hash_of(&t) == straight && straight != 0);
     trainer_destroy(&t);
     iso_comm_destroy(&comm);
@@ -142,12 +138,12 @@ static uint64_t there_and_back(const trainer_config *config, iso_comm *other, bo
     trainer t;
     int moved = -1;
     iso_assert_ok(trainer_create(&t, test_comm, config));
-    train_on(&t, 0, 5);
+    iso_assert_ok(trainer_go_on(&t, 0, 5));
     move_with(&t, other, config->hook, remembers, &moved);
     iso_assert_all(remembers ? moved > 0 : moved == 0);
-    train_on(&t, 5, 7);
+    iso_assert_ok(trainer_go_on(&t, 5, 7));
     move_with(&t, test_comm, config->hook, remembers, &moved);
-    train_on(&t, 7, 10);
+    iso_assert_ok(trainer_go_on(&t, 7, 10));
     uint64_t hash = hash_of(&t);
     trainer_destroy(&t);
     return hash;
@@ -206,13 +202,13 @@ Test(np3_new_comm, hooks_remember_among_fewer_ranks) {
     config.hook = choose_hook(POWERSGD);
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     iso_assert_ok(trainer_create(&twin, test_comm, &config));
-    train_on(&t, 0, 5);
-    train_on(&twin, 0, 5);
+    iso_assert_ok(trainer_go_on(&t, 0, 5));
+    iso_assert_ok(trainer_go_on(&twin, 0, 5));
     begin_with(&fresh, comm, &config, &twin);
     copy_state(&fresh, &twin);
     move_with(&t, comm, config.hook, true, &moved);
-    train_on(&t, 5, 8);
-    train_on(&fresh, 5, 8);
+    iso_assert_ok(trainer_go_on(&t, 5, 8));
+    iso_assert_ok(trainer_go_on(&fresh, 5, 8));
     iso_assert_all(moved > 0 && hash_of(&t) == hash_of(&fresh));
     trainer_destroy(&fresh);
     trainer_destroy(&twin);
@@ -231,7 +227,7 @@ static int moved_to(iso_hook_memory *memory, const iso_comm_hook *hook, double b
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     iso_reducer *reducer = iso_data_parallel_reducer(t.model);
     iso_assert_ok(iso_reducer_set_hook_memory(reducer, memory, &moved));
-    train_on(&t, 0, 2); // whatever has moved
+    iso_assert_ok(trainer_go_on(&t, 0, 2)); // whatever has moved
     trainer_destroy(&t);
     return moved;
 }
@@ -243,9 +239,9 @@ Test(np3_new_comm, hooks_remember_all_or_nothing) {
     config.hook = &iso_hook_int8;
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     iso_reducer *reducer = iso_data_parallel_reducer(t.model);
-    train_on(&t, 0, 2);
+    iso_assert_ok(trainer_go_on(&t, 0, 2));
     iso_assert_ok(iso_reducer_get_hook_memory(reducer, &memory));
-    train_on(&t, 2, 3);
+    iso_assert_ok(trainer_go_on(&t, 2, 3));
     iso_assert_ok(iso_reducer_get_hook_memory(reducer, &late));
     int all = moved_to(memory, &iso_hook_int8, config.bucket_mb);
     iso_assert_all(all > 0);
@@ -277,14 +273,14 @@ Test(np3_new_comm, periodic_modes_end_with_the_mean) {
         iso_assert_ok(trainer_create(both[i], test_comm, &config));
         iso_assert_ok(
             iso_daso_create_take(both[i]->optimizer, both[i]->model, &daso, &both[i]->optimizer));
-        train_on(both[i], 0, 6);
+        iso_assert_ok(trainer_go_on(both[i], 0, 6));
     }
     iso_assert_ok(iso_daso_finish(twin.optimizer));
     uint64_t mean = hash_of(&twin); // the same on all ranks
     move_to(&t, comm);
     iso_assert_all(hash_of(&t) == mean);
     iso_assert_ok(iso_daso_create_take(t.optimizer, t.model, &rest, &t.optimizer));
-    train_on(&t, 6, 9);
+    iso_assert_ok(trainer_go_on(&t, 6, 9));
     iso_assert_all(hash_of(&t) != mean);
     trainer_destroy(&twin);
     trainer_destroy(&t);
@@ -306,7 +302,7 @@ Test(np3_new_comm, what_cannot_be_untied_is_refused) {
     trainer t;
     trainer_config config = config_of(ISO_SGD);
     iso_assert_ok(trainer_create(&t, test_comm, &config));
-    train_on(&t, 0, 2);
+    iso_assert_ok(trainer_go_on(&t, 0, 2));
     iso_tensor *out;
     iso_optimizer_zero_grad(t.optimizer);
     iso_assert_ok(trainer_forward(&t, 2, &out));
@@ -326,7 +322,7 @@ Test(np3_new_comm, what_cannot_be_untied_is_refused) {
     iso_optimizer_destroy(&t.optimizer);
     t.optimizer = tied;
     iso_assert_ok(iso_daso_create_take(t.optimizer, t.model, &daso, &t.optimizer));
-    train_on(&t, 0, 1);
+    iso_assert_ok(trainer_go_on(&t, 0, 1));
     iso_optimizer_zero_grad(t.optimizer);
     iso_assert_ok(trainer_forward(&t, 1, &out));
     iso_assert_ok(iso_data_parallel_begin_backward(t.model));

@@ -199,23 +199,19 @@ Test(np3_periodic_f64, evaluation_shows_the_mean) { evaluation_shows_the_mean();
 
 // ---- Saved state ----------------------------------------------------------------------------------
 
-static void train_on(trainer *t, int from, int to) {
-    for (int step = from; step < to; step++) iso_assert_ok(trainer_step(t, step, NULL));
-}
-
 static uint64_t end_of(const daso_case *c, int stop) {
     trainer t;
     uint64_t hash = 0;
     open_run(&t, c);
-    train_on(&t, 0, stop);
+    iso_assert_ok(trainer_go_on(&t, 0, stop));
     if (stop > 0) {
         iso_assert_ok(daso_exchange_state(&t, stop, true));
         daso_close(&t);
         open_run(&t, c);
-        train_on(&t, 0, stop % 3); // a past of its own
+        iso_assert_ok(trainer_go_on(&t, 0, stop % 3)); // a past of its own
         iso_assert_ok(daso_exchange_state(&t, stop, false));
     }
-    train_on(&t, stop, STEPS);
+    iso_assert_ok(trainer_go_on(&t, stop, STEPS));
     iso_assert_ok(daso_own_hash(&t, &hash));
     daso_close(&t);
     return hash;
@@ -284,7 +280,7 @@ Test(np2_periodic_f64, state_of_another_type_is_refused) {
     daso_case c = variant(3);
     trainer t;
     open_run(&t, &c);
-    train_on(&t, 0, 9);
+    iso_assert_ok(trainer_go_on(&t, 0, 9));
     iso_assert_ok(daso_exchange_state(&t, 9, true));
     daso_close(&t);
     c.train.build = build_smooth_wide;

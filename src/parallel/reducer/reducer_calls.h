@@ -58,9 +58,9 @@ iso_status iso__reducer_ready_keys(const iso_reducer *r, const iso_reducer_param
 // Local. ISO_ERR_UNSUPPORTED if nothing can take the reducer's place, ISO_ERR_STATE in a backward,
 // and before a step has used its gradients.
 iso_status iso__reducer_check_place(const iso_reducer *r);
-// Collective. Copies from `from`, of which nothing is pending: update functions with their ids,
-// what the hook remembers of buckets that are the same, weights, owner, and totals of the
-// statistics.
+// Collective. Copies from `from`: update functions with their ids, what the hook remembers of
+// buckets that are the same, weights, owner, and totals of the statistics. `from` must have nothing
+// pending.
 iso_status iso__reducer_go_on(iso_reducer *r, iso_reducer *from);
 const iso_comm_hook *iso__reducer_hook(const iso_reducer *r); // borrowed
 
