@@ -62,7 +62,7 @@ typedef struct list {
 
 static void add_entry(list *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void add_entry(list *l, const char *format, ...) {
-    if (l->shown == SHOWN_MOST || l->room - l->used < 100) {
+    if (l->shown == SHOWN_MOST || l->room - l->used < 140) {
         l->more++;
         return;
     }
@@ -103,8 +103,8 @@ static void add_rank(list *l, const iso__patience *p, const iso__fact *fact, ver
         add_entry(l, "rank %d on %.24s has given no sign of life for %.1f s", rank, host, silent);
         break;
     case LATE:
-        add_entry(l, "rank %d on %.24s is late: it has computed or waited elsewhere for %.1f s",
-                  rank, host, late);
+        add_entry(l, "rank %d on %.24s is late: it has computed or waited elsewhere for %.1f s%s%s",
+                  rank, host, late, fact->doing[0] ? ", and began last " : "", fact->doing);
         break;
     case WAITS:
         add_entry(l, "rank %d on %.24s is late: it has itself waited %.1f s for %s", rank, host,

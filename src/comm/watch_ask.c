@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The beat of this rank, and messages between hosts: a rank asks about a stream, and any rank of
 // another host answers for all ranks of that host. All functions need the engine's lock.
+#include "base/recording.h"
 #include "comm/watch_impl.h"
 
 #include <isotherm/trace.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { TAG = 1, MOST_AT_ONCE = 256 };
@@ -79,7 +81,7 @@ static void keep_facts(iso__watch *w, const uint64_t *head, size_t bytes, int64_
         iso__fact fact;
         memcpy(&fact, w->inbox + 16 + i * sizeof(fact), sizeof(fact));
         if (fact.rank < 0 || fact.rank >= w->size) continue;
-        fact.waits_for[ISO_WAIT_ROOM - 1] = 0;
+        fact.waits_for[ISO_WAIT_ROOM - 1] = fact.doing[ISO_WAIT_ROOM - 1] = 0;
         w->heard[fact.rank] = (iso__heard){.at_ns = now_ns, .key = head[1], .fact = fact};
     }
 }
@@ -117,11 +119,19 @@ static bool take_message(iso__watch *w, int64_t now_ns) {
     return true;
 }
 
+// What the program does, for those who wait for it. The thread of ISO_STEP_TIMEOUT takes marks
+// away.
+static void show_beat(iso__seat *own, int64_t now_ns) {
+    const char *mark = atomic_load_explicit(&iso__alive_at, memory_order_relaxed);
+    if (mark && strcmp(own->doing, mark) != 0) snprintf(own->doing, sizeof(own->doing), "%s", mark);
+    atomic_store_explicit(&own->beat_ns, now_ns, memory_order_relaxed);
+}
+
 void iso__watch_pump(iso__engine *engine, int64_t now_ns) {
     engine->beaten_ns = now_ns;
     if (engine->finalized) return;
     for (iso__watch *w = engine->watches; w; w = w->older) {
-        atomic_store_explicit(&w->seat[w->rank]->beat_ns, now_ns, memory_order_relaxed);
+        show_beat(w->seat[w->rank], now_ns);
         for (int i = 0; w->mpi != MPI_COMM_NULL && i < MOST_AT_ONCE; i++)
             if (!take_message(w, now_ns)) break;
     }

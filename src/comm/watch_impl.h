@@ -16,9 +16,10 @@ struct iso__seat {
     _Atomic int64_t waits_ns;             // a long wait began; 0: none
     _Atomic uint64_t waits_key;           // of its stream
     char waits_for[ISO_WAIT_ROOM];
-    int64_t process, born; // its id, and when it started (/proc)
-    int64_t space;         // the namespace of that id; 0: not known
-    bool helped;           // a helper thread beats
+    char doing[ISO_WAIT_ROOM]; // what the program began last (recording.h), at the last beat
+    int64_t process, born;     // its id, and when it started (/proc)
+    int64_t space;             // the namespace of that id; 0: not known
+    bool helped;               // a helper thread beats
     struct {
         _Atomic uint64_t key, begun;
     } stream[ISO_STREAMS];
@@ -41,6 +42,7 @@ typedef struct iso__fact {
     int32_t waits_ms; // since it waits; -1: it does not
     int32_t same;     // it waits in this stream
     char waits_for[ISO_WAIT_ROOM];
+    char doing[ISO_WAIT_ROOM]; // "": not known
 } iso__fact;
 
 typedef struct iso__heard { // of a rank of another host

@@ -94,6 +94,7 @@ iso__fact iso__seat_read(const iso__watch *w, int rank, uint64_t key, int64_t no
                       .waits_ms = waits ? to_ms(now_ns - waits) : -1,
                       .same = waits && key && atomic_load(&seat->waits_key) == key};
     memcpy(fact.waits_for, seat->waits_for, sizeof(fact.waits_for) - 1);
+    if (seat->helped) memcpy(fact.doing, seat->doing, sizeof(fact.doing) - 1);
     return fact;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Tests who is named when ranks wait for long: in warnings (ISO_STALL_WARN) and in time-outs.
+#include "base/recording.h"
 #include "comm/channel.h"
 #include "comm/comm_state.h"
 #include "common/mpi_fixture.h"
@@ -105,6 +106,13 @@ Test(np3_stall, a_late_rank_is_named_in_a_channel) {
 
 Test(np3_stall, a_late_rank_is_named_in_blocking_collectives) {
     iso_assert_all(is_named(meet, late));
+    MPI_Finalize();
+}
+
+// As a rank that saves what all ranks have, while the others wait for it.
+Test(np3_stall, what_a_late_rank_began_last_is_told) {
+    if (test_rank == CULPRIT) iso__alive("the writing of a checkpoint");
+    iso_assert_all(is_named(meet, " s, and began last the writing of a checkpoint"));
     MPI_Finalize();
 }
 
