@@ -187,7 +187,8 @@ check-faults: all
 # All readers of foreign input with libFuzzer, in a build tree of its own: make fuzz RUNS=1000000 FUZZ="idx csv"
 RUNS = 100000
 FUZZ =
-FUZZ_CFLAGS = -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+FUZZ_CFLAGS = -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined \
+    -DISO_RECORDER_RECORDS=64 -DISO_RECORDER_STREAMS=8 -DSWEEP_RUNS=64
 fuzz:
 	$(MKDIR_P) fuzzing
 	cd fuzzing && { test -f Makefile || $(abs_srcdir)/configure --with-cuda=no CC=clang CXX=clang++ CFLAGS='$(FUZZ_CFLAGS)'; }

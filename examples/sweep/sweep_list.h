@@ -6,7 +6,10 @@
 #include <isotherm/status.h>
 #include <stdint.h>
 
-enum { SWEEP_NAME = 64, SWEEP_TEXT = 1024, SWEEP_WORDS = 64, SWEEP_SEEDS = 256, SWEEP_RUNS = 1024 };
+#ifndef SWEEP_RUNS // "make fuzz" tries shorter lists
+#define SWEEP_RUNS 1024
+#endif
+enum { SWEEP_NAME = 64, SWEEP_TEXT = 1024, SWEEP_WORDS = 64, SWEEP_SEEDS = 256 };
 
 typedef struct sweep_entry {
     char name[SWEEP_NAME];      // letters, digits and . _ + -, so that it is a file name too

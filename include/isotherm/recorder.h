@@ -18,7 +18,11 @@ extern "C" {
 #endif
 
 #define ISO_RECORDER_MAGIC "isorec01" // 8 characters, without the terminating zero
-enum { ISO_RECORDER_STREAMS = 128, ISO_RECORDER_RECORDS = 4096, ISO_RECORDER_TEXT = 512 };
+#ifndef ISO_RECORDER_RECORDS // "make fuzz" tries shorter records
+#define ISO_RECORDER_RECORDS 4096
+#define ISO_RECORDER_STREAMS 128
+#endif
+enum { ISO_RECORDER_TEXT = 512 };
 
 typedef enum iso_recorder_event {
     ISO_RECORDER_POSTED = 1, // this rank has joined an exchange

@@ -67,25 +67,52 @@ void fuzz_report(const uint8_t *data, size_t size) {
     report_run_free(&run);
 }
 
-// A valid record with changes: 4 bytes of a place, 4 bytes to write there, and so on.
+// A valid record of one of two ranks, which have started the same exchanges.
+static void fill_record(iso_recorder_file *file, int rank) {
+    enum { EXCHANGES = 6 };
+    memset(file, 0, sizeof(*file));
+    memcpy(file->magic, ISO_RECORDER_MAGIC, sizeof(file->magic));
+    file->bytes = sizeof(*file);
+    file->rank = rank;
+    file->size = 2;
+    file->count = EXCHANGES;
+    file->stream[0] = (iso_recorder_stream){.group = 1, .rank = rank, .size = 2};
+    file->stream[0].posted = EXCHANGES;
+    for (uint32_t i = 0; i < EXCHANGES; i++)
+        file->entry[i] = (iso_recorder_entry){
+            .number = i + 1, .time_ns = i, .bytes = 64, .sequence = i + 1, .name = "bucket"};
+    for (uint32_t i = 0; i < EXCHANGES; i++) file->entry[i].event = ISO_RECORDER_POSTED;
+}
+
+// Writes over what the last input left: to truncate a file first would take milliseconds.
+static void write_record(int rank, const iso_recorder_file *file) {
+    static const char *const path[] = {"fuzz-record.tmp/rank-0.rec", "fuzz-record.tmp/rank-1.rec"};
+    static FILE *to[2];
+    if (!to[rank]) to[rank] = fopen(path[rank], "wb");
+    if (!to[rank]) abort();
+    rewind(to[rank]);
+    if (fwrite(file, sizeof(*file), 1, to[rank]) != 1 || fflush(to[rank]) != 0) abort();
+}
+
+// Valid records of two ranks with changes: 4 bytes of a place, whose highest bit chooses the rank,
+// 4 bytes to write there, and so on.
 void fuzz_record(const uint8_t *data, size_t size) {
-    static const char folder[] = "fuzz-record.tmp", path[] = "fuzz-record.tmp/rank-0.rec";
-    static iso_recorder_file file;
+    static const char folder[] = "fuzz-record.tmp";
+    static iso_recorder_file file[2];
     job j;
     if (mkdir(folder, 0700) != 0 && errno != EEXIST) abort();
-    memset(&file, 0, sizeof(file));
-    memcpy(file.magic, ISO_RECORDER_MAGIC, sizeof(file.magic));
-    file.bytes = sizeof(file);
-    file.size = 2;
-    file.stream[0] = (iso_recorder_stream){.group = 1, .size = 2};
+    for (int r = 0; r < 2; r++) fill_record(&file[r], r);
     for (; size >= 8; data += 8, size -= 8) {
         uint32_t at;
         memcpy(&at, data, sizeof(at));
-        memcpy((char *)&file + at % (sizeof(file) - 4), data + 4, 4);
+        memcpy((char *)&file[at >> 31] + (at & INT32_MAX) % (sizeof(file[0]) - 4), data + 4, 4);
     }
-    if (file.size > 64) file.size = 64; // more only cost memory
-    FILE *to = fopen(path, "wb"), *nowhere = fopen("/dev/null", "w");
-    if (!to || !nowhere || fwrite(&file, sizeof(file), 1, to) != 1 || fclose(to) != 0) abort();
+    for (int r = 0; r < 2; r++) {
+        if (file[r].size > 64) file[r].size = 64; // more only cost memory
+        write_record(r, &file[r]);
+    }
+    FILE *nowhere = fopen("/dev/null", "w");
+    if (!nowhere) abort();
     if (job_read(folder, &j) >= 0) {
         job_print(&j, nowhere);
         for (int r = 0; r < j.size; r++)
