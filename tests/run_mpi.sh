@@ -4,8 +4,9 @@
 # The number of ranks is in the suite's name: np4_daso runs on 4.
 # usage: run_mpi.sh PROGRAM [SUITE/TEST]; uses MPIRUN and MPIRUN_FLAGS;
 #        ISO_TEST_TIMEOUT limits each launch, in seconds (60)
-#        ISO_TEST_ONCE=1: a test that there is for several numbers of ranks runs on one of them, 3 if it is among them
-#        and otherwise the most; tests on 1 rank do not run
+#        ISO_TEST_ONCE=N: a test that there is for several numbers of ranks runs on one of them: N ranks, else the next
+#        number above, else the most; tests on 1 rank do not run
+#        ISO_TEST_PAIRS: PROGRAMs for which N is 2
 #        ISO_TEST_WITHOUT: SUITE/TESTs that are skipped
 set -eu
 
@@ -26,15 +27,17 @@ list_tests() {
 }
 
 # Of lines NP_SUITE/TEST, one of each suite and test.
-choose_once() {
-    awk '{
-        ranks = substr($0, 3) + 0
-        key = $0
-        sub(/^np[0-9]+/, "", key)
-        if (!(key in best)) order[++count] = key
-        if (best[key] != 3 && (ranks == 3 || ranks > best[key] + 0)) best[key] = ranks
-    }
-    END { for (i = 1; i <= count; i++) if (best[order[i]] != 1) print "np" best[order[i]] order[i] }'
+choose_once() { # ranks
+    awk -v wanted="$1" '
+        function is_better(a, b) { return a >= wanted ? b < wanted || a < b : a > b }
+        {
+            ranks = substr($0, 3) + 0
+            key = $0
+            sub(/^np[0-9]+/, "", key)
+            if (!(key in best)) order[++count] = key
+            if (!(key in best) || is_better(ranks, best[key])) best[key] = ranks
+        }
+        END { for (i = 1; i <= count; i++) if (best[order[i]] != 1) print "np" best[order[i]] order[i] }'
 }
 is_left_out() { # SUITE/TEST
     case " ${ISO_TEST_WITHOUT:-} " in *" $1 "*) return 0 ;; esac
@@ -102,7 +105,9 @@ if [ "$launcher" = no ]; then
     exit 0
 fi
 tests=${only:-$(list_tests)}
-[ -z "${ISO_TEST_ONCE:-}" ] || tests=$(echo "$tests" | choose_once)
+once=${ISO_TEST_ONCE:-}
+case " ${ISO_TEST_PAIRS:-} " in *" $program "*) once=2 ;; esac
+[ -z "$once" ] || tests=$(echo "$tests" | choose_once "$once")
 echo "1..$(echo "$tests" | grep -c .)"
 for test in $tests; do
     run_test "$test"

@@ -13,7 +13,7 @@ for target in "$@"; do
     start=$(date +%s)
     status=0
     ISO_TEST_FUZZ=$target tests/fuzz/fuzz -runs="${RUNS:-100000}" -max_len=8192 -rss_limit_mb=4096 -timeout=20 \
-        -print_final_stats=1 -artifact_prefix="fuzz-found/$target-" "fuzz-found/$target" "$here/corpus/$target" \
+        -close_fd_mask=3 -print_final_stats=1 -artifact_prefix="fuzz-found/$target-" "fuzz-found/$target" "$here/corpus/$target" \
         >"fuzz-found/$target.log" 2>&1 || status=$?
     inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "fuzz-found/$target.log")
     echo "$target: ${inputs:-0} inputs in $(($(date +%s) - start)) s, status $status"

@@ -245,12 +245,11 @@ tests_mpi_resume_data_mpi_SOURCES = tests/mpi/test_resume_data.c
 
 # With another MPI, in a build tree of its own (../configure MPICC=mpicc.mpich). Without a helper thread: MPICH 4.0.2
 # may end a program in MPI_Finalize where a thread has tested requests while another one was in MPI_Allreduce, as tests
-# are. Each test once, on 3 ranks if there is such a suite, as ranks that wait take time from those with which they share
-# cores.
+# are. Each test once, on 3 ranks if there is such a suite.
 # What does not run is listed here, with the reason; docs/testing.md has the numbers.
-MPICH_WITHOUT = $(MPICH_TRAINING) $(MPICH_HELPED) $(MPICH_OPEN_MPI)
-# They train, save and average by what the other programs test, and call no MPI of their own, which only src/comm does.
-# With them, it would take half an hour.
+MPICH_WITHOUT = $(MPICH_HELPED) $(MPICH_OPEN_MPI)
+# They train, save and average by what the other programs test. On 2 ranks if there is such a suite, as ranks that wait
+# take time from those with which they share cores.
 MPICH_TRAINING = \
     tests/mpi/accumulate.mpi tests/mpi/array_optimizer.mpi tests/mpi/async.mpi \
     tests/mpi/average_fp8.mpi tests/mpi/average_int4.mpi \
@@ -293,7 +292,8 @@ MPICH_TESTS = for t in $(MPI_TESTS); do \
 .PHONY: check-mpich mpich-programs
 check-mpich: mpich-programs
 	tests=$$($(MPICH_TESTS)) && \
-	    ISO_PROGRESS=poll ISO_TEST_ONCE=1 ISO_TEST_WITHOUT="$$(echo $(MPICH_SKIPPED))" \
+	    ISO_PROGRESS=poll ISO_TEST_ONCE=3 ISO_TEST_PAIRS="$$(echo $(MPICH_TRAINING))" \
+	    ISO_TEST_WITHOUT="$$(echo $(MPICH_SKIPPED))" \
 	    $(MAKE) $(AM_MAKEFLAGS) check-TESTS TESTS="$$(echo $$tests)" check_PROGRAMS="$$(echo $$tests)"
 mpich-programs:
 	$(MAKE) $(AM_MAKEFLAGS) $$($(MPICH_TESTS))
