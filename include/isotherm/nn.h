@@ -59,8 +59,8 @@ iso_status iso_parameter_grad(iso_parameter *parameter, iso_tensor **out);
 // summed. ISO_ERR_STATE once a parameter is wrapped or has an optimizer; ISO_ERR_SHAPE or
 // ISO_ERR_TYPE if shapes, types or devices differ; ISO_ERR_UNSUPPORTED if the table of module has
 // no `tied`. ISO_ERR_ARG for an unknown name or two parameters of one module. A module given
-// to a wrapper or to iso_module_to must contain all modules that share the parameter (else
-// ISO_ERR_STATE).
+// to a wrapper, to iso_module_to or to iso_module_to_device must contain all modules that share the
+// parameter (else ISO_ERR_STATE).
 iso_status iso_module_tie(iso_module *module, const char *name, iso_module *other,
                           const char *other_name);
 
@@ -219,6 +219,13 @@ typedef struct iso_module_ops {
     iso_status (*backward_many)(iso_module *self, iso_call *call, const iso_tensors *grad_out,
                                 unsigned wanted, iso_tensors *grad_in);
     int inputs; // the number of inputs of forward_many; 0: any
+    // Called by iso_module_to_device before it changes anything: ISO_ERR_UNSUPPORTED if the layer
+    // cannot run on this device. NULL: it can run on any.
+    iso_status (*runs_on)(const iso_module *self, const iso_device *device);
+    // Called by iso_module_to_device once self->device, parameters and buffers are the new ones.
+    // Frees or replaces what the layer itself keeps on the old device. iso_parameter and iso_buffer
+    // structs stay where they are. NULL: the layer keeps nothing there.
+    void (*moved)(iso_module *self);
 } iso_module_ops;
 
 // Functions that a program or a wrapper adds to a module. Each may be NULL. An error that one
@@ -353,6 +360,15 @@ iso_status iso_module_train(iso_module *module, bool training);
 // connect layers of different types with iso_cast_create. ISO_ERR_STATE once the module is wrapped
 // or given to an optimizer.
 iso_status iso_module_to(iso_module *module, iso_dtype dtype);
+// Moves the module and all modules below it to another device (PyTorch: module.to(device), cuda(),
+// cpu()). Does nothing if they are there already. Values, buffers and valid gradients keep their
+// bits, and the call waits until all have arrived. Tied parameters stay tied; hooks, modes and
+// random streams stay. What forwards saved for their backward is discarded. Pointers to modules,
+// iso_parameter and iso_buffer remain valid, those to their tensors do not. The module holds a
+// reference to its new device, and none to the old one. ISO_ERR_STATE once the module is wrapped or
+// given to an optimizer: move it before. ISO_ERR_UNSUPPORTED if the device lacks one of the layers
+// or element types. After any error, such as ISO_ERR_NOMEM, the module is as it was before.
+iso_status iso_module_to_device(iso_module *module, iso_device *device);
 // Adds hooks to this module, but not to its children. Any number may be added; they are called in
 // the order in which they were added. *handle identifies them for removal; NULL: they stay.
 iso_status iso_module_add_hooks(iso_module *module, const iso_module_hooks *hooks, int *handle);

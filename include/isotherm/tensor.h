@@ -59,10 +59,11 @@ iso_status iso_tensor_unmap(iso_tensor *tensor);
 // Local. Sets every element to value. ISO_ERR_UNSUPPORTED for types other than f32, f64, i64 and,
 // on GPUs, bf16.
 iso_status iso_tensor_fill(iso_tensor *tensor, double value);
-// Local. Copies between tensors of one device (else ISO_ERR_ARG) and one shape (else
-// ISO_ERR_SHAPE). Converts layouts, and types between f32, f64 and, on GPUs, bf16 (rounded to
-// nearest). Other conversions of type are ISO_ERR_UNSUPPORTED. On the CPU, the type of a tensor in
-// a blocked layout cannot be converted either.
+// Local. Copies between tensors of one shape (else ISO_ERR_SHAPE). Converts layouts, and on one
+// device types between f32, f64 and, on GPUs, bf16 (rounded to nearest). Other conversions of type
+// are ISO_ERR_UNSUPPORTED. On the CPU, the type of a tensor in a blocked layout cannot be converted
+// either. Between two devices (PyTorch: tensor.to(device)) the call goes through the host and waits
+// until the copy is complete; `to` must not be mapped.
 iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to);
 // Local. Multiplies every element of a logical f32 or f64 tensor by factor. ISO_ERR_UNSUPPORTED for
 // other tensors.

@@ -154,11 +154,16 @@ static void tie_attention(iso_module *self) {
     if (l->bias) l->bias = self->parameter[1];
 }
 
+static iso_status check_device(const iso_module *self, const iso_device *device) {
+    return iso__check_kernel(device, device->kernels[ISO_F32]->attention_forward, self->ops->type);
+}
+
 static const iso_module_ops attention_ops = {
     .type = "MultiheadAttention",
     .forward_many = forward_attention,
     .backward_many = backward_attention,
     .tied = tie_attention,
+    .runs_on = check_device,
     .keeps_parameters = true,
 };
 

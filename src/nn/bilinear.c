@@ -97,11 +97,16 @@ static void tie_bilinear(iso_module *self) {
     if (l->bias) l->bias = self->parameter[1];
 }
 
+static iso_status check_device(const iso_module *self, const iso_device *device) {
+    return iso__check_kernel(device, device->kernels[ISO_F32]->outer_forward, self->ops->type);
+}
+
 static const iso_module_ops bilinear_ops = {
     .type = "Bilinear",
     .forward_many = forward_bilinear,
     .backward_many = backward_bilinear,
     .tied = tie_bilinear,
+    .runs_on = check_device,
     .keeps_parameters = true,
     .inputs = 2,
 };

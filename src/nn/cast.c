@@ -36,10 +36,15 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     return as_type(self, call->in->dtype, &call->grad_in, &call->aux[1], grad_out, grad_in);
 }
 
+static iso_status check_device(const iso_module *self, const iso_device *device) {
+    return iso__device_check_dtype(device, dtype_of(self));
+}
+
 static const iso_module_ops cast_ops = {
     .type = "Cast",
     .forward = forward_cast,
     .backward_input = backward_input,
+    .runs_on = check_device,
     .takes_bf16 = true,
     .changes_type = true,
     .keeps_parameters = true,
@@ -137,6 +142,7 @@ static const iso_module_ops autocast_ops = {
     .type = "Autocast",
     .forward_many = autocast_forward,
     .backward_many = autocast_backward,
+    .runs_on = check_device,
     .takes_bf16 = true,
     .keeps_parameters = true,
 };

@@ -94,10 +94,15 @@ static iso_status backward_concat(iso_module *self, iso_call *call, const iso_te
     return ISO_OK;
 }
 
+static iso_status check_device(const iso_module *self, const iso_device *device) {
+    return iso__check_kernel(device, device->kernels[ISO_F32]->copy_columns, self->ops->type);
+}
+
 static const iso_module_ops concat_ops = {
     .type = "Concat",
     .forward_many = forward_concat,
     .backward_many = backward_concat,
+    .runs_on = check_device,
     .keeps_parameters = true,
 };
 
@@ -159,6 +164,7 @@ static const iso_module_ops split_ops = {
     .type = "Split",
     .forward_many = forward_split,
     .backward_many = backward_split,
+    .runs_on = check_device,
     .keeps_parameters = true,
     .inputs = 1,
 };

@@ -73,7 +73,7 @@ static void take_tied(iso_module *self) {
     if (l->bias) l->bias = self->parameter[1];
 }
 
-static void destroy_conv2d(iso_module *self) {
+static void drop_rounded(iso_module *self) {
     iso__rounded_destroy(&iso_container_of(self, conv2d, base)->rounded);
 }
 
@@ -83,7 +83,8 @@ static const iso_module_ops conv2d_ops = {
     .backward_params = backward_params,
     .backward_input = backward_input,
     .tied = take_tied,
-    .destroy = destroy_conv2d,
+    .moved = drop_rounded,
+    .destroy = drop_rounded,
     .fuses_relu = true,
     .takes_bf16 = true,
     .keeps_parameters = true,

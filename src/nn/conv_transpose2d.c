@@ -58,12 +58,17 @@ static void tie_transposed(iso_module *self) {
     if (l->bias) l->bias = self->parameter[1];
 }
 
+static iso_status check_device(const iso_module *self, const iso_device *device) {
+    return iso__check_kernel(device, device->kernels[ISO_F32]->add_bias, self->ops->type);
+}
+
 static const iso_module_ops conv_transpose2d_ops = {
     .type = "ConvTranspose2d",
     .forward = forward_transposed,
     .backward_params = backward_params,
     .backward_input = backward_input,
     .tied = tie_transposed,
+    .runs_on = check_device,
     .keeps_parameters = true,
 };
 

@@ -36,12 +36,17 @@ static void tie_embedding(iso_module *self) {
     iso_container_of(self, embedding, base)->weight = self->parameter[0];
 }
 
+static iso_status check_device(const iso_module *self, const iso_device *device) {
+    return iso__check_kernel(device, device->kernels[ISO_F32]->embedding_forward, self->ops->type);
+}
+
 static const iso_module_ops embedding_ops = {
     .type = "Embedding",
     .forward = forward_embedding,
     .backward_params = backward_embedding,
     .tied = tie_embedding,
     .takes_indices = true,
+    .runs_on = check_device,
     .keeps_parameters = true,
 };
 

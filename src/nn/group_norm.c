@@ -59,12 +59,17 @@ static void tie_group_norm(iso_module *self) {
     l->bias = self->parameter[1];
 }
 
+static iso_status check_device(const iso_module *self, const iso_device *device) {
+    return iso__check_kernel(device, device->kernels[ISO_F32]->group_norm_forward, self->ops->type);
+}
+
 static const iso_module_ops group_norm_ops = {
     .type = "GroupNorm",
     .forward = forward_group_norm,
     .backward_params = backward_params,
     .backward_input = backward_input,
     .tied = tie_group_norm,
+    .runs_on = check_device,
     .keeps_parameters = true,
 };
 

@@ -127,7 +127,7 @@ static void take_tied(iso_module *self) {
     if (l->bias) l->bias = self->parameter[1];
 }
 
-static void destroy_linear(iso_module *self) {
+static void drop_rounded(iso_module *self) {
     iso__rounded_destroy(&iso_container_of(self, linear, base)->rounded);
 }
 
@@ -137,7 +137,8 @@ static const iso_module_ops linear_ops = {
     .backward_params = backward_params,
     .backward_input = backward_input,
     .tied = take_tied,
-    .destroy = destroy_linear,
+    .moved = drop_rounded,
+    .destroy = drop_rounded,
     .fuses_relu = true,
     .awaits_pieces = true,
     .takes_bf16 = true,

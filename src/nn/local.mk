@@ -23,6 +23,7 @@ libiso_core_la_SOURCES += src/nn/lookup.c
 libiso_core_la_SOURCES += src/nn/loss.c
 libiso_core_la_SOURCES += src/nn/module.c
 libiso_core_la_SOURCES += src/nn/module_hooks.c
+libiso_core_la_SOURCES += src/nn/module_to.c
 libiso_core_la_SOURCES += src/nn/norm.c
 libiso_core_la_SOURCES += src/nn/norm_sync.c
 libiso_core_la_SOURCES += src/nn/parameter.c

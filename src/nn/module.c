@@ -56,7 +56,7 @@ static void destroy_tensors(iso_tensor **item, int count) {
     for (int i = 0; i < count; i++) iso_tensor_destroy(&item[i]);
 }
 
-static void destroy_calls(iso_module *module) {
+void iso__module_drop_calls(iso_module *module) {
     for (int i = 0; i < module->call_capacity; i++) {
         iso_call *call = module->call[i];
         iso_tensor_destroy(&call->out);
@@ -73,6 +73,8 @@ static void destroy_calls(iso_module *module) {
         iso__free(call);
     }
     iso__free(module->call);
+    module->call = NULL;
+    module->call_depth = module->call_capacity = 0;
 }
 
 static void destroy_children(iso_module *module) {
@@ -96,7 +98,7 @@ void iso_module_destroy(iso_module **slot) {
     *slot = NULL;
     if (!module || --module->references > 0) return;
     if (module->ops->destroy) module->ops->destroy(module);
-    destroy_calls(module);
+    iso__module_drop_calls(module);
     destroy_parameters(module);
     destroy_buffers(module);
     destroy_children(module);
@@ -264,59 +266,6 @@ iso_status iso_module_add_child_take(iso_module *module, const char *name, iso_m
         iso_module_destroy(&child);
         return iso__error_frame(status, __func__, __FILE__, __LINE__);
     }
-    return ISO_OK;
-}
-
-// ---- Element types ------------------------------------------------------------------------------
-
-static iso_status convert_tensor(iso_tensor **slot, iso_dtype dtype) {
-    iso_tensor *from = *slot, *to;
-    if (from->dtype == dtype || from->dtype == ISO_I64) return ISO_OK;
-    ISO_TRY(iso_tensor_create(from->device, dtype, from->ndim, from->shape, &to));
-    iso_status status = iso_tensor_copy(from, to);
-    if (status < 0) {
-        iso_tensor_destroy(&to);
-        return status;
-    }
-    iso_tensor_destroy(slot);
-    *slot = to;
-    return ISO_OK;
-}
-
-// The optimizer and the wrapper hold on to gradients and their types.
-static iso_status check_free(const iso_module *module) {
-    char label[ISO_LABEL_ROOM];
-    for (int i = 0; i < module->parameter_count; i++)
-        ISO_CHECK(iso__parameter_is_free(module->parameter[i]), ISO_ERR_STATE,
-                  "%s cannot change its element type once it is wrapped or given to an optimizer: "
-                  "do it before",
-                  iso__module_label(module, label));
-    for (int i = 0; i < module->child_count; i++) ISO_TRY(check_free(module->child[i]));
-    return ISO_OK;
-}
-
-static iso_status convert_all(iso_module *module, iso_dtype dtype) {
-    module->dtype = module->activations = dtype;
-    module->call_depth = 0; // what forwards saved is of the other type
-    for (int i = 0; i < module->parameter_count; i++) {
-        iso_parameter *p = module->parameter[i];
-        ISO_TRY(convert_tensor(&p->value, dtype));
-        ISO_TRY(convert_tensor(&p->grad, dtype));
-        p->grad_valid = false;
-    }
-    for (int i = 0; i < module->buffer_count; i++)
-        ISO_TRY(convert_tensor(&module->buffer[i]->value, dtype));
-    for (int i = 0; i < module->child_count; i++) ISO_TRY(convert_all(module->child[i], dtype));
-    return ISO_OK;
-}
-
-iso_status iso_module_to(iso_module *module, iso_dtype dtype) {
-    ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64, ISO_ERR_ARG,
-              "a module cannot be made %s: use f32 or f64", iso_dtype_name(dtype));
-    ISO_TRY(iso__device_check_dtype(module->device, dtype));
-    ISO_TRY(check_free(module));
-    ISO_TRY(iso__module_check_tied(module, "converted"));
-    ISO_TRY(convert_all(module, dtype));
     return ISO_OK;
 }
 

@@ -15,6 +15,9 @@ iso_status iso__module_add_tensors_take(iso_module *module, const char *name, is
 // without the wrapper. Takes one reference of child, on failure too.
 iso_status iso__module_add_wrapped_take(iso_module *wrapper, iso_module *child);
 
+// Frees the calls of the module, but not those of its children.
+void iso__module_drop_calls(iso_module *module);
+
 // As iso_call_tensor, of another element type.
 iso_status iso__call_tensor_of(iso_module *module, iso_dtype dtype, iso_tensor **slot, int ndim,
                                const int64_t *shape, iso_layout layout);
@@ -31,7 +34,7 @@ typedef struct iso__rounded {
 // copies of that type in *rounded. layout: of a weight that is rounded.
 iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_parameter *weight,
                             const iso_parameter *bias, iso__rounded *rounded, iso__values *out);
-void iso__rounded_destroy(iso__rounded *rounded);
+void iso__rounded_destroy(iso__rounded *rounded); // it may be used again
 // For backward: the tensor that iso__call_values chose for this parameter. slot: its copy.
 iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,
                               iso_tensor *slot);

@@ -30,6 +30,7 @@ iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_par
 void iso__rounded_destroy(iso__rounded *rounded) {
     iso_tensor_destroy(&rounded->values.weight);
     iso_tensor_destroy(&rounded->values.bias);
+    rounded->ready = false;
 }
 
 iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,

@@ -175,15 +175,30 @@ iso_status iso_tensor_fill(iso_tensor *tensor, double value) {
     return ISO_OK;
 }
 
+// From memory of the host without a copy on the way.
+static iso_status copy_across(const iso_tensor *from, iso_tensor *to) {
+    void *host;
+    ISO_CHECK(from->dtype == to->dtype, ISO_ERR_UNSUPPORTED,
+              "a tensor of %s cannot be copied to one of %s on another device: convert it first",
+              iso_dtype_name(from->dtype), iso_dtype_name(to->dtype));
+    if (is_direct(from)) return to->device->ops->from_host(to->device, from->data, to);
+    ISO_TRY(iso_tensor_map(to, ISO_WRITE, &host));
+    iso_status status = from->device->ops->to_host(from->device, from, host);
+    if (status < 0) to->mapped = (iso_access)0;
+    ISO_TRY(status);
+    return iso_tensor_unmap(to);
+}
+
 iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to) {
     char a[128], b[128];
-    ISO_CHECK(from->device == to->device, ISO_ERR_ARG,
-              "tensors of two devices cannot be copied directly");
     ISO_CHECK(iso__tensor_same_shape(from, to), ISO_ERR_SHAPE,
               "a tensor of shape %s cannot be copied to one of %s",
               iso__shape_text(from->ndim, from->shape, a, sizeof(a)),
               iso__shape_text(to->ndim, to->shape, b, sizeof(b)));
-    ISO_TRY(from->device->ops->copy(from->device, from, to));
+    if (from->device == to->device)
+        ISO_TRY(from->device->ops->copy(from->device, from, to));
+    else
+        ISO_TRY(copy_across(from, to));
     return ISO_OK;
 }
 

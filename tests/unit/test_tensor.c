@@ -75,6 +75,40 @@ Test(tensor, blocked_layout_keeps_the_logical_contents) {
     }
 }
 
+static void copy_there_and_back(iso_device *other) {
+    iso_layout both[] = {ISO_LAYOUT_LOGICAL, ISO_LAYOUT_BLOCKED};
+    int64_t shape[] = {2, 21, 3, 5};
+    for (int i = 0; i < 4; i++) {
+        iso_tensor *from = create(4, shape), *to = create(4, shape), *there, *wide;
+        OK(iso_tensor_create(other, ISO_F32, 4, shape, &there));
+        OK(iso_tensor_create(other, ISO_F64, 4, shape, &wide));
+        OK(iso_tensor_resize(from, 4, shape, both[i & 1]));
+        OK(iso_tensor_resize(there, 4, shape, both[i >> 1]));
+        write_numbers(from);
+        OK(iso_tensor_copy(from, there));
+        check_numbers(there);
+        OK(iso_tensor_copy(there, to));
+        check_numbers(to);
+        cr_assert(iso_tensor_copy(from, wide) == ISO_ERR_UNSUPPORTED);
+        cr_assert(strstr(iso_last_error()->message, "convert it first"));
+        OK(iso_tensor_resize(to, 3, (int64_t[]){21, 3, 5}, ISO_LAYOUT_LOGICAL));
+        cr_assert(iso_tensor_copy(there, to) == ISO_ERR_SHAPE);
+        iso_tensor_destroy(&from), iso_tensor_destroy(&to);
+        iso_tensor_destroy(&there), iso_tensor_destroy(&wide);
+    }
+}
+
+Test(tensor, copies_reach_other_devices) {
+    static const char *const kind[] = {"cpu", "cuda"};
+    for (int i = 0; i < 2; i++) {
+        iso_device *other;
+        if (iso_device_count(kind[i]) == 0) continue;
+        OK(iso_device_create(kind[i], &other));
+        copy_there_and_back(other);
+        iso_device_destroy(&other);
+    }
+}
+
 Test(tensor, flattening_copies_in_logical_order) {
     iso_tensor *x = create(4, (int64_t[]){2, 19, 3, 3}), *flat = create(2, (int64_t[]){2, 171});
     OK(iso_tensor_resize(x, 4, (int64_t[]){2, 19, 3, 3}, ISO_LAYOUT_BLOCKED));
