@@ -226,6 +226,9 @@ typedef struct iso_module_ops {
     // Frees or replaces what the layer itself keeps on the old device. iso_parameter and iso_buffer
     // structs stay where they are. NULL: the layer keeps nothing there.
     void (*moved)(iso_module *self);
+    // Inputs may be on other devices: forward_many replaces them in call->many->in by tensors on
+    // self->device. false: such an input is ISO_ERR_ARG.
+    bool moves_inputs;
 } iso_module_ops;
 
 // Functions that a program or a wrapper adds to a module. Each may be NULL. An error that one

@@ -152,6 +152,10 @@ extern const iso_data_parallel_config iso_data_parallel_default; // the default,
 // collective. Pending updates are completed by iso_parameter_value, by iso_parameter_hash, on
 // entering evaluation mode, and on destruction.
 //
+// Forward copies inputs that are on another device to the module's (PyTorch: DDP moves inputs to
+// device_ids[0]). It waits for the copies, and keeps their memory for the next step. Outputs and
+// the gradients of inputs are on the module's device.
+//
 // With ISO_SYNC_EXPLICIT nothing is exchanged automatically: call
 // iso_data_parallel_all_reduce_gradients between backward and step. Results are bitwise identical,
 // but all of the exchange is exposed.

@@ -47,7 +47,7 @@ static iso_status check_type(const iso_module *module, iso_dtype dtype) {
 static iso_status check_input(const iso_module *module, const iso_tensor *in) {
     char label[ISO_LABEL_ROOM];
     ISO_CHECK(in, ISO_ERR_ARG, "%s got no input", iso__module_label(module, label));
-    ISO_CHECK(in->device == module->device, ISO_ERR_ARG,
+    ISO_CHECK(in->device == module->device || module->ops->moves_inputs, ISO_ERR_ARG,
               "%s is on device %s but its input is on another", iso__module_label(module, label),
               iso_device_name(module->device));
     ISO_TRY(check_type(module, in->dtype));

@@ -390,7 +390,7 @@ static iso_status forward_wrapped(iso_module *module, iso_call *call, const iso_
         const iso__user_hook *hook = &self->before_forward.item[i];
         ISO_TRY(hook->before_forward(module, &in->item[0], hook->user));
     }
-    call->in = in->item[0];
+    ISO_TRY(iso__data_parallel_move_inputs(module, call));
     ISO_TRY(iso__data_parallel_before_forward(self));
     // If all batches have n rows, row r of this rank's batch is row rank * n + r of the global
     // batch.
@@ -484,6 +484,7 @@ const iso_module_ops iso__data_parallel_ops = {
     .train = change_mode,
     .destroy = destroy_wrapper,
     .takes_bf16 = true,
+    .moves_inputs = true,
 };
 
 iso_status iso__data_parallel_check(const iso_module *module) {

@@ -129,6 +129,8 @@ iso_status iso__data_parallel_make_views(iso__data_parallel *self, iso_reducer *
 // Local. Gives the views to the parameters, in the place of those they have.
 void iso__data_parallel_take_views(iso__data_parallel *self, iso__views *views);
 void iso__data_parallel_drop_views(const iso__data_parallel *self, iso__views *views);
+// Replaces inputs of the call that are on other devices by copies on the module's. Waits for them.
+iso_status iso__data_parallel_move_inputs(iso_module *module, iso_call *call);
 // Installs the hooks on all layers below.
 iso_status iso__data_parallel_link(iso__data_parallel *self, iso_module *module);
 

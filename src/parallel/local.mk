@@ -8,6 +8,7 @@ libiso_core_la_SOURCES += \
     src/parallel/data_parallel_create.c \
     src/parallel/data_parallel_drop.c \
     src/parallel/data_parallel_impl.h \
+    src/parallel/data_parallel_inputs.c \
     src/parallel/data_parallel_order.c \
     src/parallel/data_parallel_rebuild.c \
     src/parallel/data_parallel_views.c \

@@ -103,7 +103,7 @@ MPI_TESTS += tests/gpu/gpu_updates.mpi
 tests_gpu_gpu_updates_mpi_SOURCES = tests/gpu/test_gpu_updates.c
 GPU_CONFORMANCE = tests/unit/device.unit tests/unit/device_activation.unit tests/unit/device_conv.unit \
     tests/unit/device_loss.unit tests/unit/device_norm.unit tests/unit/device_pool.unit tests/unit/device_update.unit \
-    tests/unit/loader.unit tests/unit/module_move.unit
+    tests/unit/loader.unit tests/unit/module_move.unit tests/mpi/move_inputs.mpi
 # Tests of training that take their device from ISO_TEST_DEVICE, which they need then.
 GPU_SUITES = tests/mpi/daso.mpi tests/mpi/no_sync.mpi tests/mpi/pieces.mpi tests/unit/collate.unit \
     tests/unit/loader_threads.unit tests/unit/samples.unit

@@ -28,6 +28,8 @@ MPI_TESTS += tests/mpi/data_parallel.mpi
 tests_mpi_data_parallel_mpi_SOURCES = tests/mpi/test_data_parallel.c
 MPI_TESTS += tests/mpi/dp_tuples.mpi
 tests_mpi_dp_tuples_mpi_SOURCES = tests/mpi/test_dp_tuples.c
+MPI_TESTS += tests/mpi/move_inputs.mpi
+tests_mpi_move_inputs_mpi_SOURCES = tests/mpi/test_move_inputs.c
 MPI_TESTS += tests/mpi/gradients.mpi
 tests_mpi_gradients_mpi_SOURCES = tests/mpi/test_gradients.c
 MPI_TESTS += tests/mpi/used_layers.mpi
@@ -261,7 +263,8 @@ MPICH_TRAINING = \
     tests/mpi/dp_tuples.mpi tests/mpi/evaluate.mpi tests/mpi/gossip.mpi tests/mpi/gpt.mpi tests/mpi/grad_scaler.mpi \
     tests/mpi/gradients.mpi tests/mpi/half_reducer.mpi tests/mpi/join.mpi tests/mpi/join_many.mpi \
     tests/mpi/layer_arrays.mpi tests/mpi/levels.mpi tests/mpi/local_sgd.mpi tests/mpi/mixed_reducer.mpi \
-    tests/mpi/mixed_types.mpi tests/mpi/no_sync.mpi tests/mpi/noise_scale.mpi tests/mpi/outer.mpi \
+    tests/mpi/mixed_types.mpi tests/mpi/move_inputs.mpi \
+    tests/mpi/no_sync.mpi tests/mpi/noise_scale.mpi tests/mpi/outer.mpi \
     tests/mpi/own_exchange_rules.mpi tests/mpi/own_gradients.mpi tests/mpi/periodic_exchanges.mpi \
     tests/mpi/periodic_f64.mpi tests/mpi/plan_order.mpi tests/mpi/rebuild.mpi tests/mpi/recompute.mpi \
     tests/mpi/reduce_function.mpi \
