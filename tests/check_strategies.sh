@@ -80,6 +80,7 @@ learns --sync daso-heat
 learns --sync localsgd
 learns --sync postlocal
 learns --sync gossip
+learns --sync gossip --peers pair
 learns --sync async
 # What travels in few bits between two nodes costs less than a point.
 ISO_RANKS_PER_NODE=1

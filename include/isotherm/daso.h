@@ -245,6 +245,12 @@ typedef struct iso_daso_level {
 } iso_daso_level;
 #define ISO_DASO_LEVELS 8
 
+// Whom a rank averages with in gossip, see `gossip` below.
+typedef enum iso_peers {
+    ISO_PEERS_PUSH, // it sends to one rank and receives from another
+    ISO_PEERS_PAIR  // two ranks send each other their parameters
+} iso_peers;
+
 // How parameters are divided into fragments. A layer's parameters are those whose names agree up to
 // the last dot.
 typedef enum iso_fragment_order {
@@ -324,9 +330,17 @@ typedef struct iso_daso_config {
     // iso_daso_finish use that mean, too. `divergence` of the statistics is the distance to the
     // mean of the two. After each exchange a reduction of a few numbers over all ranks still tells
     // whether a rank failed. Requires what iso_gossip_config sets, except for total_steps, phases,
-    // global_skip and batches_to_wait: ISO_SCOPE_RANK, ISO_WIRE_F32, ISO_MERGE_PROGRESS,
+    // peers, global_skip and batches_to_wait: ISO_SCOPE_RANK, ISO_WIRE_F32, ISO_MERGE_PROGRESS,
     // ISO_STATE_SYNC_KEEP, ISO_POLICY_FIXED, and neither levels nor fragments.
+    //
+    // With ISO_PEERS_PAIR, two ranks take the mean of their parameters, with the same bits on both:
+    // D-PSGD (Lian et al., NeurIPS 2017) with the pairs of Bagua's shift_one. With H = P / 2,
+    // rounded up, exchange k pairs rank i < H with rank H + (i + k) mod H. If P is odd, one rank
+    // sits out in turn: that which rank P, which does not exist, would be paired with. The mixing
+    // matrix is symmetric and doubly stochastic. With global_skip 1, batches_to_wait 1 makes the
+    // step of D-PSGD: x_p(k+1) = (x_p(k) + x_q(k)) / 2 plus the update of x_p(k).
     bool gossip;
+    iso_peers peers; // ISO_PEERS_PUSH, unless gossip is set
     // gossip with `outer`, 1 or more: every outer_skip steps of the cycling phase, the mean over
     // all ranks and a step of the outer optimizer take the place of gossip (SlowMo with SGP as its
     // base algorithm: Wang et al., ICLR 2020; with iso_outer_mean, Gossip-PGA: Chen et al., ICML
@@ -406,7 +420,7 @@ iso_daso_config iso_hierarchical_sgd_config(int64_t total_steps, int64_t warmup_
                                             const iso_daso_level *levels, int count);
 // Gossip: ranks train alone; every `period` steps (SGP: 1) each one takes the mean of its
 // parameters and those of one other rank, and waits for it. With batches_to_wait > 0 it merges them
-// later.
+// later. Set `peers` for pairs.
 iso_daso_config iso_gossip_config(int64_t total_steps, int64_t period);
 // Asynchronous averages, see `asynchronous` above: warmup_steps of data parallelism (0: none), then
 // ranks train alone, and merge averages as they arrive. interval_ms is 0 (Bagua's sync_interval_ms
@@ -417,9 +431,9 @@ iso_daso_config iso_async_config(int64_t total_steps, int64_t warmup_steps);
 iso_status iso_daso_levels_parse(const char *text, iso_daso_config *config);
 
 // As iso_daso_heat_create_take. If an exchange fails on any rank, every rank gets an error, and no
-// parameter changes. All ranks merge an exchange at the same batch, except with `asynchronous`: then
-// they get such an error in different steps, so a program that gets it ends the job (MPI_Abort). An
-// optimizer that is asynchronous is destroyed on all ranks, after the same step.
+// parameter changes. All ranks merge an exchange at the same batch, except with `asynchronous`:
+// then they get such an error in different steps, so a program that gets it ends the job
+// (MPI_Abort). An optimizer that is asynchronous is destroyed on all ranks, after the same step.
 iso_status iso_daso_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out);
 

@@ -407,6 +407,7 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
         .wire = {.wire = iso__wire_codec(config->wire, config->topk_ratio),
                  .differences = config->wire != ISO_WIRE_F32,
                  .gossip = config->gossip,
+                 .pairs = config->peers == ISO_PEERS_PAIR,
                  .unordered = config->asynchronous},
         .full = {.wire = &iso__codec_f32},
         .merge = config->merge,

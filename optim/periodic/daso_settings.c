@@ -206,6 +206,9 @@ const iso_setting iso__gossip_setting[] = {
      .meaning = "steps from send to merge"},
     {WARMUP, .initial = "0"},
     {WARMUP_STEPS},
+    {"peers", INDEX, FIELD(peers), .choices = "push|pair", .initial = "push",
+     .meaning = "push: a rank sends parameters to one rank and receives from another; pair: two "
+                "ranks average theirs"},
     {"outer-period", INTEGER, FIELD(outer_skip), COUNT_FROM(1), .initial = "48",
      .meaning = "gossip: steps between two steps of the outer "
                 "optimizer, with the mean of all ranks",
@@ -255,7 +258,7 @@ const iso_setting iso__daso_setting[] = {
 };
 #undef FIELD
 _Static_assert(sizeof(iso_merge) == sizeof(int) && sizeof(iso_state_sync) == sizeof(int) &&
-                   sizeof(iso_policy) == sizeof(int),
+                   sizeof(iso_policy) == sizeof(int) && sizeof(iso_peers) == sizeof(int),
                "read as numbers of choices, in the order of the enumerations");
 COUNTS(iso__local_sgd_setting, ISO__LOCAL_SGD_SETTINGS);
 COUNTS(iso__post_local_setting, ISO__POST_LOCAL_SETTINGS);
@@ -326,7 +329,9 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
     if (config->asynchronous)
         used += snprintf(text + used, room - (size_t)used, "asynchronous: every %g ms\n",
                          config->interval_ms);
-    if (config->gossip) used += snprintf(text + used, room - (size_t)used, "gossip: yes\n");
+    if (config->gossip)
+        used += snprintf(text + used, room - (size_t)used, "gossip: %s\n",
+                         config->peers == ISO_PEERS_PAIR ? "in pairs" : "yes");
     if (config->outer_skip > 0)
         used += snprintf(text + used, room - (size_t)used, "outer_skip: %lld\n",
                          (long long)config->outer_skip);

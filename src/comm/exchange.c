@@ -146,20 +146,19 @@ iso_status iso__comm_ibcast(iso_comm *comm, void *data, size_t bytes, int root, 
 
 // Not in chunks: they would wait in one queue, and those that send would wait there for those that
 // receive.
-iso_status iso__comm_ishift(iso_comm *comm, const void *send, void *recv, size_t bytes,
-                            int distance, const char *name, iso_request **sent,
-                            iso_request **received) {
-    int size = comm->size, step = distance % size;
+iso_status iso__comm_isendrecv(iso_comm *comm, const void *send, int to, void *recv, int from,
+                               size_t bytes, const char *name, iso_request **sent,
+                               iso_request **received) {
     iso_request what = {.call = post_message,
                         .next = recv,
                         .left = bytes / UNIT,
                         .unit = UNIT,
-                        .root = (comm->rank - step + size) % size,
+                        .root = from,
                         .whole = true};
     *sent = *received = NULL;
     ISO_TRY(start_exchange(comm, &what, bytes, name, received));
     what.send = send;
-    what.root = (comm->rank + step) % size;
+    what.root = to;
     ISO_TRY(start_exchange(comm, &what, bytes, name, sent));
     return ISO_OK;
 }

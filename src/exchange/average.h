@@ -35,6 +35,13 @@
 //   - For another P the distance to the mean shrinks: (1 + w^d) / 2, with w a P-th root of unity
 //     other than 1, are the other eigenvalues, whose magnitudes are at most 1, and those of d = 1
 //     are below 1.
+//
+// Gossip in pairs (`pairs`): the two ranks of a pair send each other their arrays, and get the same
+// mean. With H = ceil(P / 2), exchange k pairs rank i < H with rank H + (i + k) mod H: Bagua's
+// "shift_one". If P is odd, rank P does not exist, and the rank that would be paired with it gets
+// its own array, as a message from itself. W is (I + S) / 2 with a symmetric permutation S, so it
+// is symmetric and doubly stochastic (D-PSGD: Lian et al., NeurIPS 2017). In H exchanges, every
+// rank of the lower half meets every one of the upper half.
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
@@ -81,6 +88,7 @@ typedef struct iso__average_config {
     size_t f64; // f64 elements behind the f32 elements
     // Gossip, see above. Every rank must be a node of its own. Requires f32, and chunk 0.
     bool gossip;
+    bool pairs; // of gossip, see above
     // Ranks start exchanges at different places among their other collectives, so ISO_DEBUG=detail
     // does not compare them.
     bool unordered;

@@ -89,22 +89,36 @@ static bool all_finite(const iso__average *a, const iso__average_chunk *c, const
     return finite;
 }
 
+typedef struct peers {
+    int to, from;
+} peers;
+
 // ceil(log2 P) distances take turns.
-static int distance_of(const iso__average *a) {
-    int rounds = 1, nodes = a->layout->nodes;
-    while (rounds < 30 && 1 << rounds < nodes) rounds++;
-    return 1 << a->turn % rounds;
+static peers choose_next(int64_t turn, int rank, int ranks) {
+    int rounds = 1;
+    while (rounds < 30 && 1 << rounds < ranks) rounds++;
+    int distance = (1 << turn % rounds) % ranks;
+    return (peers){(rank + distance) % ranks, (rank - distance + ranks) % ranks};
+}
+
+// The lower half of the ranks is shifted along the upper half.
+static peers choose_partner(int64_t turn, int rank, int ranks) {
+    int half = (ranks + 1) / 2, shift = (int)(turn % half);
+    int partner = rank < half ? half + (rank + shift) % half : (rank - shift) % half;
+    if (partner == ranks) partner = rank; // of an odd number of ranks one has none
+    return (peers){partner, partner};
 }
 
 static void send_to_peer(iso__average *a, iso__average_chunk *c) {
     iso_traffic sent = {0};
     size_t bytes = chunk_bytes(a, c, c->block);
-    int distance = distance_of(a);
-    note_posted(a, iso__comm_ishift(a->leaders, block_of(a, a->send, c, 0),
-                                    block_of(a, a->recv, c, 0), bytes, distance,
-                                    "mean over nodes (gossip)", &c->sent, &c->request));
-    iso__count_message(&sent, a->leaders, (iso_comm_rank(a->leaders) + distance) % a->layout->nodes,
-                       bytes);
+    int rank = iso_comm_rank(a->leaders), ranks = a->layout->nodes;
+    peers with =
+        a->config.pairs ? choose_partner(a->turn, rank, ranks) : choose_next(a->turn, rank, ranks);
+    note_posted(a, iso__comm_isendrecv(a->leaders, block_of(a, a->send, c, 0), with.to,
+                                       block_of(a, a->recv, c, 0), with.from, bytes,
+                                       "mean over nodes (gossip)", &c->sent, &c->request));
+    iso__count_message(&sent, a->leaders, with.to, bytes);
     a->stats.bytes_sent += sent.bytes_sent;
     a->stats.bytes_between_nodes += sent.bytes_between_nodes;
 }

@@ -46,6 +46,8 @@ MPI_TESTS += tests/mpi/rebuild.mpi
 tests_mpi_rebuild_mpi_SOURCES = tests/mpi/test_rebuild.c
 MPI_TESTS += tests/mpi/gossip.mpi
 tests_mpi_gossip_mpi_SOURCES = tests/mpi/test_gossip.c
+MPI_TESTS += tests/mpi/gossip_pairs.mpi
+tests_mpi_gossip_pairs_mpi_SOURCES = tests/mpi/test_gossip_pairs.c
 MPI_TESTS += tests/mpi/async.mpi
 tests_mpi_async_mpi_SOURCES = tests/mpi/test_async.c
 MPI_TESTS += tests/mpi/levels.mpi
@@ -260,7 +262,8 @@ MPICH_TRAINING = \
     tests/mpi/comm_hooks.mpi tests/mpi/daso.mpi tests/mpi/daso_buffers.mpi tests/mpi/daso_changes.mpi \
     tests/mpi/daso_counts.mpi tests/mpi/daso_faults.mpi tests/mpi/daso_heat.mpi tests/mpi/daso_runs.mpi \
     tests/mpi/data_parallel.mpi tests/mpi/delayed.mpi tests/mpi/dp_seams.mpi tests/mpi/dp_times.mpi \
-    tests/mpi/dp_tuples.mpi tests/mpi/evaluate.mpi tests/mpi/gossip.mpi tests/mpi/gpt.mpi tests/mpi/grad_scaler.mpi \
+    tests/mpi/dp_tuples.mpi tests/mpi/evaluate.mpi tests/mpi/gossip.mpi tests/mpi/gossip_pairs.mpi \
+    tests/mpi/gpt.mpi tests/mpi/grad_scaler.mpi \
     tests/mpi/gradients.mpi tests/mpi/half_reducer.mpi tests/mpi/join.mpi tests/mpi/join_many.mpi \
     tests/mpi/layer_arrays.mpi tests/mpi/levels.mpi tests/mpi/local_sgd.mpi tests/mpi/mixed_reducer.mpi \
     tests/mpi/mixed_types.mpi tests/mpi/move_inputs.mpi \

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Gossip: ranks average parameters with one other rank at a time (Stochastic Gradient Push).
+// Gossip: ranks average parameters with one other rank at a time, by Stochastic Gradient Push or in
+// pairs.
 #include "common/daso_fixture.h"
+#include "common/gossip_model.h"
 #include "common/mpi_fixture.h"
 #include "common/outer_model.h"
 #include "common/resume_fixture.h"
@@ -41,17 +43,14 @@ static float *gather_values(trainer *t, int64_t *count) {
     return all;
 }
 
-// Exchange k as the paper has it.
-static void mix_serially(float *all, int64_t count, int k) {
-    int rounds = 0;
+// Exchange k as the papers have it.
+static void mix_serially(iso_peers peers, float *all, int64_t count, int k) {
     size_t bytes = (size_t)test_size * (size_t)count * sizeof(float);
     float *before = malloc(bytes);
-    while (1 << rounds < test_size) rounds++;
-    int distance = rounds > 0 ? 1 << k % rounds : 1;
     memcpy(before, all, bytes);
     for (int to = 0; to < test_size; to++) {
         const float *mine = before + to * count;
-        const float *peer = before + (to + test_size - distance % test_size) % test_size * count;
+        const float *peer = before + gossip_peer(peers, to, test_size, k) * count;
         for (int64_t i = 0; i < count; i++) all[to * count + i] = (mine[i] + peer[i]) / 2;
     }
     free(before);
@@ -85,15 +84,16 @@ static void open_apart(trainer *t, daso_case *c) {
 
 // Every exchange changes the parameters to the bits of a serial model, after the wait. The sum over
 // ranks stays the same.
-static void exchanges_equal_the_model(int64_t period, int64_t wait) {
+static void exchanges_equal_the_model(iso_peers peers, int64_t period, int64_t wait) {
     trainer t;
     int64_t count;
     daso_case c = case_of(period, wait);
+    c.daso.peers = peers;
     open_apart(&t, &c);
     float *start = gather_values(&t, &count), *model = gather_values(&t, &count);
     for (int step = 1, merged = 0; step < STEPS; step++) {
         iso_assert_ok(trainer_step(&t, step, NULL));
-        for (; (step - wait) / period > merged; merged++) mix_serially(model, count, merged);
+        for (; (step - wait) / period > merged; merged++) mix_serially(peers, model, count, merged);
         float *now = gather_values(&t, &count);
         size_t bytes = (size_t)test_size * (size_t)count * sizeof(float);
         iso_assert_all(memcmp(now, model, bytes) == 0);
@@ -106,16 +106,21 @@ static void exchanges_equal_the_model(int64_t period, int64_t wait) {
     daso_close(&t);
 }
 
-static void equals_model(void) {
-    exchanges_equal_the_model(1, 0);
-    exchanges_equal_the_model(2, 0);
-    exchanges_equal_the_model(2, 1);
-    exchanges_equal_the_model(3, 3);
+static void equals_model(iso_peers peers) {
+    exchanges_equal_the_model(peers, 1, 0);
+    exchanges_equal_the_model(peers, 2, 0);
+    exchanges_equal_the_model(peers, 2, 1);
+    exchanges_equal_the_model(peers, 3, 3);
 }
-Test(np1_gossip, exchanges_equal_the_model) { equals_model(); }
-Test(np3_gossip, exchanges_equal_the_model) { equals_model(); }
-Test(np4_gossip, exchanges_equal_the_model) { equals_model(); }
-Test(np5_gossip, exchanges_equal_the_model) { equals_model(); }
+Test(np1_gossip, exchanges_equal_the_model) { equals_model(ISO_PEERS_PUSH); }
+Test(np3_gossip, exchanges_equal_the_model) { equals_model(ISO_PEERS_PUSH); }
+Test(np4_gossip, exchanges_equal_the_model) { equals_model(ISO_PEERS_PUSH); }
+Test(np5_gossip, exchanges_equal_the_model) { equals_model(ISO_PEERS_PUSH); }
+Test(np1_gossip, pairs_equal_the_model) { equals_model(ISO_PEERS_PAIR); }
+Test(np2_gossip, pairs_equal_the_model) { equals_model(ISO_PEERS_PAIR); }
+Test(np3_gossip, pairs_equal_the_model) { equals_model(ISO_PEERS_PAIR); }
+Test(np4_gossip, pairs_equal_the_model) { equals_model(ISO_PEERS_PAIR); }
+Test(np5_gossip, pairs_equal_the_model) { equals_model(ISO_PEERS_PAIR); }
 
 // Distances from the mean after each exchange, relative to that at the start.
 static void measure_distances(daso_case *c, int exchanges, double *out) {
@@ -261,11 +266,10 @@ static void send_gossip(slow_model *s, int64_t step) {
 
 // Exchange k: what a rank has learned since the send stays.
 static void merge_gossip(slow_model *s) {
-    int rounds = 0, k = s->exchanges++;
-    while (1 << rounds < test_size) rounds++;
-    int distance = rounds > 0 ? (1 << k % rounds) % test_size : 0;
+    int k = s->exchanges++;
     for (int to = 0; to < test_size; to++) {
-        const double *mine = s->sent[to], *peer = s->sent[(to + test_size - distance) % test_size];
+        const double *mine = s->sent[to],
+                     *peer = s->sent[gossip_peer(s->config->peers, to, test_size, k)];
         double *x = s->m.rank[to].now;
         for (int64_t i = 0; i < s->m.count; i++) x[i] += (peer[i] - mine[i]) / 2;
     }
@@ -330,6 +334,9 @@ static void follow_slow_models(void) {
     follows_slow_model(&c); // what is under way is merged before
     c = slow_case(&iso_outer_pull, 1, 1, 4);
     follows_slow_model(&c); // leaves ranks apart
+    c = slow_case(&iso_outer_slowmo, 1, 0, 4);
+    c.daso.peers = ISO_PEERS_PAIR;
+    follows_slow_model(&c); // in pairs
 }
 Test(np1_gossip, slow_momentum_follows_the_paper) { follow_slow_models(); }
 Test(np2_gossip, slow_momentum_follows_the_paper) { follow_slow_models(); }
@@ -375,17 +382,20 @@ static bool goes_on(const daso_case *c, uint64_t expected) {
 
 // With an exchange under way and without, after even and odd numbers of exchanges; and with ranks
 // that are late.
-static void gossip_goes_on(void) {
+static void gossip_goes_on(iso_peers peers) {
     for (int wait = 0; wait < 3; wait += 2) {
         daso_case c = case_of(2, wait);
+        c.daso.peers = peers;
         uint64_t expected = end_of(&c, 0);
         c.delay_us = 3000;
         iso_assert_all(end_of(&c, 0) == expected);
         iso_assert_all(goes_on(&c, expected));
     }
 }
-Test(np3_gossip, goes_on_from_a_saved_state) { gossip_goes_on(); }
-Test(np4_gossip, goes_on_from_a_saved_state) { gossip_goes_on(); }
+Test(np3_gossip, goes_on_from_a_saved_state) { gossip_goes_on(ISO_PEERS_PUSH); }
+Test(np4_gossip, goes_on_from_a_saved_state) { gossip_goes_on(ISO_PEERS_PUSH); }
+Test(np3_gossip, pairs_go_on_from_a_saved_state) { gossip_goes_on(ISO_PEERS_PAIR); }
+Test(np4_gossip, pairs_go_on_from_a_saved_state) { gossip_goes_on(ISO_PEERS_PAIR); }
 
 // Before, at and after a step of the outer optimizer, the last with gossip under way.
 static void slow_momentum_goes_on(void) {
