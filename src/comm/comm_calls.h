@@ -119,13 +119,18 @@ iso_status iso__comm_iallgather(iso_comm *comm, void *data, size_t block_bytes, 
 // Collective. bytes: a multiple of 64.
 iso_status iso__comm_ibcast(iso_comm *comm, void *data, size_t bytes, int root, const char *name,
                             iso_request **out);
-// Collective, two operations. Each rank sends `bytes` to rank `to`, and receives as many from rank
-// `from`; both may be the rank itself. bytes: a multiple of 64. `send` belongs to the first
-// operation, recv to the second. If this fails, *sent or *received may have begun all the same; it
-// is NULL otherwise.
-iso_status iso__comm_isendrecv(iso_comm *comm, const void *send, int to, void *recv, int from,
-                               size_t bytes, const char *name, iso_request **sent,
-                               iso_request **received);
+// Two operations: sends `bytes` to rank `to`, and receives as many from rank `from`. Both ranks may
+// be this one. Rank `to` calls this with `from` this rank, and the other way round. bytes: a
+// multiple of 64. `send` belongs to the first operation, recv to the second. If this fails, *sent
+// or *received may have begun all the same; it is NULL otherwise.
+typedef struct iso__messages {
+    const void *send;
+    void *recv;
+    size_t bytes;
+    int to, from;
+} iso__messages;
+iso_status iso__comm_imessages(iso_comm *comm, const iso__messages *messages, const char *name,
+                               iso_request **sent, iso_request **received);
 // Collective. The largest of each number, in place.
 iso_status iso__comm_iallreduce_max(iso_comm *comm, double *data, int count, const char *name,
                                     iso_request **out);

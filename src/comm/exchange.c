@@ -146,20 +146,19 @@ iso_status iso__comm_ibcast(iso_comm *comm, void *data, size_t bytes, int root, 
 
 // Not in chunks: they would wait in one queue, and those that send would wait there for those that
 // receive.
-iso_status iso__comm_isendrecv(iso_comm *comm, const void *send, int to, void *recv, int from,
-                               size_t bytes, const char *name, iso_request **sent,
-                               iso_request **received) {
+iso_status iso__comm_imessages(iso_comm *comm, const iso__messages *m, const char *name,
+                               iso_request **sent, iso_request **received) {
     iso_request what = {.call = post_message,
-                        .next = recv,
-                        .left = bytes / UNIT,
+                        .next = m->recv,
+                        .left = m->bytes / UNIT,
                         .unit = UNIT,
-                        .root = from,
+                        .root = m->from,
                         .whole = true};
     *sent = *received = NULL;
-    ISO_TRY(start_exchange(comm, &what, bytes, name, received));
-    what.send = send;
-    what.root = to;
-    ISO_TRY(start_exchange(comm, &what, bytes, name, sent));
+    ISO_TRY(start_exchange(comm, &what, m->bytes, name, received));
+    what.send = m->send;
+    what.root = m->to;
+    ISO_TRY(start_exchange(comm, &what, m->bytes, name, sent));
     return ISO_OK;
 }
 

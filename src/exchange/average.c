@@ -92,8 +92,10 @@ static iso_status check_config(size_t count, const iso__average_config *config) 
               "round_sums and differences cannot be combined");
     ISO_CHECK(!config->round_sums || config->wire->mean_rounded, ISO_ERR_ARG,
               "round_sums needs an element type, which %s is not", config->wire->name);
-    ISO_CHECK(!config->gossip || (config->wire == &iso__codec_f32 && config->chunk == 0),
-              ISO_ERR_ARG, "gossip travels in f32, as a whole");
+    ISO_CHECK(!(config->gossip || config->swap) ||
+                  (config->wire == &iso__codec_f32 && config->chunk == 0),
+              ISO_ERR_ARG, "gossip and models that are swapped travel in f32, as a whole");
+    ISO_CHECK(!config->gossip || !config->swap, ISO_ERR_ARG, "gossip and swap exclude each other");
     return ISO_OK;
 }
 
@@ -160,6 +162,8 @@ void iso__average_destroy(iso__average **pointer) {
 // ---- What lasts -----------------------------------------------------------------------------------
 
 void iso__average_set_turn(iso__average *a, int64_t turn) { a->turn = turn; }
+
+void iso__average_set_peer(iso__average *a, int node) { a->peer = node; }
 
 void iso__average_get_stats(const iso__average *a, iso__average_stats *out) { *out = a->stats; }
 

@@ -89,6 +89,10 @@ typedef struct iso__average_config {
     // Gossip, see above. Every rank must be a node of its own. Requires f32, and chunk 0.
     bool gossip;
     bool pairs; // of gossip, see above
+    // Instead of the mean, a node gets the array of one other node (iso__average_set_peer), which
+    // gets its own: shard by shard in SCATTER, without GATHER. Values need not be finite. Requires
+    // f32, and chunk 0.
+    bool swap;
     // Ranks start exchanges at different places among their other collectives, so ISO_DEBUG=detail
     // does not compare them.
     bool unordered;
@@ -121,6 +125,9 @@ int iso__average_progress(const iso__average *average);
 iso_status iso__average_reach(iso__average *average, int progress);
 // Local. The number k of the next exchange of gossip, the same on every rank; begins with 0.
 void iso__average_set_turn(iso__average *average, int64_t turn);
+// Local. The node with which this one swaps in the next exchange; it names this node. This node
+// itself: it gets its own array.
+void iso__average_set_peer(iso__average *average, int node);
 bool iso__average_busy(const iso__average *average); // between start and finish
 // Collective. Waits for the remaining phases. *mean (a flat array, valid until the next start) is
 // NULL on ranks outside the group. metrics: the maximum of each over all ranks. If any rank failed,

@@ -77,6 +77,7 @@ struct iso__average {
     int at; // first request of the phase that is not complete
     int group;
     int64_t turn;           // of gossip
+    int peer;               // of swap
     bool measuring;         // the exchange leaves reference and error feedback unchanged
     const iso__codec *wire; // of this exchange
     bool as_difference;     // likewise
@@ -97,7 +98,11 @@ struct iso__average {
 
 // ---- average_layout.c --------------------------------------------------------------------------------
 
-// The number of blocks of a chunk: one for each node; with gossip, one with all of it.
+// Whether a message goes to one node, and not a share to each.
+static inline bool iso__average_has_peer(const iso__average *a) {
+    return a->config.gossip || a->config.swap;
+}
+// The number of blocks of a chunk: one for each node; with a peer, one with all of it.
 size_t iso__average_blocks(const iso__average *a);
 size_t iso__average_chunks(const iso__average *a, size_t count); // of `count` elements
 // Lays out the chunks of a->carried, and sets a->room.

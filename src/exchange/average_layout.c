@@ -10,7 +10,7 @@ size_t iso__average_chunks(const iso__average *a, size_t count) {
 }
 
 size_t iso__average_blocks(const iso__average *a) {
-    return a->config.gossip ? 1 : (size_t)a->layout->nodes;
+    return iso__average_has_peer(a) ? 1 : (size_t)a->layout->nodes;
 }
 
 static size_t round_block(const iso__average *a, iso__average_type type, size_t count) {

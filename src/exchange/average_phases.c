@@ -67,6 +67,10 @@ static void count_blocks(iso__average *a, const iso_comm *comm, size_t bytes) {
 static bool encode_chunk(iso__average *a, const iso__average_chunk *c, const float *values,
                          char *to) {
     const float *x = elements_of(a, c, values);
+    if (a->config.swap) {
+        memcpy(to, x, chunk_bytes(a, c, c->count));
+        return true;
+    }
     float factor = (float)a->factor;
     if (c->type == ISO__AVERAGE_F64)
         return iso__f64_encode(c->count, (const void *)x, a->factor, (void *)to);
@@ -109,16 +113,24 @@ static peers choose_partner(int64_t turn, int rank, int ranks) {
     return (peers){partner, partner};
 }
 
+static peers choose_peers(const iso__average *a) {
+    int rank = iso_comm_rank(a->leaders), ranks = a->layout->nodes;
+    if (a->config.swap) return (peers){a->peer, a->peer};
+    return a->config.pairs ? choose_partner(a->turn, rank, ranks)
+                           : choose_next(a->turn, rank, ranks);
+}
+
 static void send_to_peer(iso__average *a, iso__average_chunk *c) {
     iso_traffic sent = {0};
-    size_t bytes = chunk_bytes(a, c, c->block);
-    int rank = iso_comm_rank(a->leaders), ranks = a->layout->nodes;
-    peers with =
-        a->config.pairs ? choose_partner(a->turn, rank, ranks) : choose_next(a->turn, rank, ranks);
-    note_posted(a, iso__comm_isendrecv(a->leaders, block_of(a, a->send, c, 0), with.to,
-                                       block_of(a, a->recv, c, 0), with.from, bytes,
-                                       "mean over nodes (gossip)", &c->sent, &c->request));
-    iso__count_message(&sent, a->leaders, with.to, bytes);
+    peers with = choose_peers(a);
+    iso__messages m = {.send = block_of(a, a->send, c, 0),
+                       .recv = block_of(a, a->recv, c, 0),
+                       .bytes = chunk_bytes(a, c, c->block),
+                       .to = with.to,
+                       .from = with.from};
+    const char *name = a->config.swap ? "exchange of models" : "mean over nodes (gossip)";
+    note_posted(a, iso__comm_imessages(a->leaders, &m, name, &c->sent, &c->request));
+    iso__count_message(&sent, a->leaders, m.to, m.bytes);
     a->stats.bytes_sent += sent.bytes_sent;
     a->stats.bytes_between_nodes += sent.bytes_between_nodes;
 }
@@ -134,7 +146,7 @@ static void send_chunk(iso__average *a, iso__average_chunk *c, const float *valu
         well = 0;
     }
     memset(to + well, 0, block * iso__average_blocks(a) - well);
-    if (a->config.gossip) {
+    if (iso__average_has_peer(a)) {
         send_to_peer(a, c);
         return;
     }
@@ -197,17 +209,19 @@ static iso_status finish_scatter(iso__average *a, bool wait) {
         iso_status status = settle_request(a, &c->request, wait);
         if (status == ISO_OK) status = settle_request(a, &c->sent, wait);
         if (status != ISO_OK) return status;
-        if (a->config.gossip)
-            mix_chunk(a, c);
-        else
-            send_share(a, c);
+        if (a->config.gossip) mix_chunk(a, c);
+        if (!iso__average_has_peer(a)) send_share(a, c);
     }
     return ISO_OK;
 }
 
 static bool decode_chunk(iso__average *a, const iso__average_chunk *c) {
-    const void *from = block_of(a, a->send, c, 0);
+    const void *from = block_of(a, a->config.swap ? a->recv : a->send, c, 0);
     void *to = elements_of(a, c, a->result);
+    if (a->config.swap) {
+        memcpy(to, from, chunk_bytes(a, c, c->count));
+        return true;
+    }
     const float *reference = a->mean[a->current] + c->first;
     if (c->type == ISO__AVERAGE_F64) return iso__f64_decode(c->count, from, to);
     return a->as_difference ? a->wire->decode_difference(c->count, from, reference, to)
@@ -353,6 +367,7 @@ static void choose_result(iso__average *a) {
     size_t chunks = 0;
     for (int k = 0; k < ISO__AVERAGE_TYPES; k++) chunks += iso__average_chunks(a, a->size[k]);
     a->result = a->mean[1 - a->current];
+    if (a->config.swap) return;
     // `send` then holds the mean itself, so nothing is copied.
     if (whole && chunks == 1 && a->config.wire == &iso__codec_f32 && a->layout->nodes > 1)
         a->result = (float *)(void *)a->send;
@@ -379,8 +394,11 @@ static void copy_values(iso__average *a, const float *values) {
     size_t f64 = iso__average_at(a, ISO__AVERAGE_F64);
     const void *from = (const char *)values + f64;
     void *to = (char *)a->result + f64;
-    if (is_member(a) && (!iso__codec_f32.encode(a->count, values, 1, a->result) ||
-                         !iso__f64_decode(a->size[ISO__AVERAGE_F64], from, to)))
+    if (a->config.swap)
+        memcpy(a->result, values,
+               iso__flat_bytes((iso__flat){a->count, a->size[ISO__AVERAGE_F64]}));
+    else if (is_member(a) && (!iso__codec_f32.encode(a->count, values, 1, a->result) ||
+                              !iso__f64_decode(a->size[ISO__AVERAGE_F64], from, to)))
         note_failure(a, ISO_CAUSE_VALUES);
     a->chunk_count = 0;
 }
