@@ -33,6 +33,7 @@
 #include <isotherm/sync_batchnorm.h>
 #include <isotherm/tensor.h>
 #include <isotherm/topology.h>
+#include <isotherm/tournament.h>
 #include <isotherm/trace.h>
 #include <isotherm/version.h>
 

@@ -35,5 +35,6 @@ pkginclude_HEADERS += include/isotherm/strategy.h
 pkginclude_HEADERS += include/isotherm/sync_batchnorm.h
 pkginclude_HEADERS += include/isotherm/tensor.h
 pkginclude_HEADERS += include/isotherm/topology.h
+pkginclude_HEADERS += include/isotherm/tournament.h
 pkginclude_HEADERS += include/isotherm/trace.h
 nodist_pkginclude_HEADERS = include/isotherm/version.h

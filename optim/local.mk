@@ -38,6 +38,7 @@ libiso_core_la_SOURCES += \
     optim/periodic/daso_schedule.c \
     optim/periodic/daso_settings.c \
     optim/periodic/daso_settings.h \
+    optim/periodic/daso_tournament.c \
     optim/periodic/merge.c \
     optim/periodic/merge.h \
     optim/periodic/outer.c \
@@ -47,6 +48,7 @@ libiso_core_la_SOURCES += \
     optim/periodic/periodic_async.c \
     optim/periodic/periodic_create.c \
     optim/periodic/periodic_fragments.c \
+    optim/periodic/periodic_match.c \
     optim/periodic/periodic_mean.c \
     optim/periodic/periodic_memory.c \
     optim/periodic/periodic_outer.c \

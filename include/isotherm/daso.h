@@ -21,6 +21,7 @@
 #include <isotherm/outer.h>
 #include <isotherm/plateau.h>
 #include <isotherm/topology.h>
+#include <isotherm/tournament.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -364,6 +365,21 @@ typedef struct iso_daso_config {
     // interval_ms, wire and topk_ratio.
     bool asynchronous;
     double interval_ms; // asynchronous: the least time from a send to the next, >= 0
+    // Tournaments, see isotherm/tournament.h; copied. NULL: none. The nodes are the trainers, or,
+    // with ISO_SCOPE_RANK, the ranks. Parameters and buffers travel, and with them optimizer state,
+    // unless keep_state is set; nothing is averaged. Trainers are paired by `seed` and the number
+    // of the tournament, the same on all ranks; one of an odd number has no partner. With
+    // batches_to_wait 0 the step waits for the partner's model, and scores its own meanwhile.
+    // Otherwise training goes on while the models travel, and the partner's model of the send meets
+    // this trainer's model of now. All ranks wait for all scores.
+    //
+    // Where other modes take the mean over all ranks, in evaluation mode, at the end of the cycling
+    // phase and in iso_daso_finish, each trainer's own model is scored, and all ranks take the one
+    // that wins; of equal ones, that of the first trainer. A saved state goes on with the same
+    // number of trainers and ranks only (ISO_ERR_MISMATCH). `divergence` is not measured. Requires
+    // what iso_tournament_config sets, except for total_steps, phases, unit, global_skip and
+    // batches_to_wait.
+    const iso_tournament *tournament;
     // Called on every rank after each change; NULL: not called. ISO_CAUSE_RANK: called on rank 0
     // for all ranks, where ranks meet.
     void (*changed)(const iso_daso_change *change, void *user);
@@ -426,6 +442,11 @@ iso_daso_config iso_gossip_config(int64_t total_steps, int64_t period);
 // ranks train alone, and merge averages as they arrive. interval_ms is 0 (Bagua's sync_interval_ms
 // is 500 by default).
 iso_daso_config iso_async_config(int64_t total_steps, int64_t warmup_steps);
+// Tournaments: the ranks of a node are a trainer, which trains alone; every `period` steps each
+// trainer meets another one and keeps the better model. *tournament is borrowed until the optimizer
+// is created.
+iso_daso_config iso_tournament_config(int64_t total_steps, int64_t period,
+                                      const iso_tournament *tournament);
 // Parses "4:2,8:4,16:8" (PERIOD:RANKS, separated by ',' or '+') into level, level_count and
 // global_skip of config. ISO_ERR_ARG for another text.
 iso_status iso_daso_levels_parse(const char *text, iso_daso_config *config);

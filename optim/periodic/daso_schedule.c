@@ -52,6 +52,14 @@ iso_daso_config iso_async_config(int64_t total_steps, int64_t warmup_steps) {
     return config;
 }
 
+iso_daso_config iso_tournament_config(int64_t total_steps, int64_t period,
+                                      const iso_tournament *tournament) {
+    iso_daso_config config = iso_local_sgd_config(total_steps, period);
+    config.unit = ISO_SCOPE_NODE;
+    config.tournament = tournament;
+    return config;
+}
+
 iso_status iso__daso_at_least(const char *option, int64_t value, int64_t least) {
     ISO_CHECK(value >= least, ISO_ERR_ARG, "daso: %s is %lld, it must be %lld or more", option,
               (long long)value, (long long)least);
@@ -199,6 +207,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(iso__daso_fragments_check(c));
     ISO_TRY(check_gossip(c));
     ISO_TRY(check_async(c));
+    ISO_TRY(iso__daso_tournament_check(c));
     ISO_TRY(check_state(c));
     ISO_TRY(check_outer_skip(c));
     return iso__daso_rhythm_check(c, &fields);

@@ -332,6 +332,11 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
     if (config->gossip)
         used += snprintf(text + used, room - (size_t)used, "gossip: %s\n",
                          config->peers == ISO_PEERS_PAIR ? "in pairs" : "yes");
+    if (config->tournament)
+        used += snprintf(
+            text + used, room - (size_t)used, "tournament: metric %d, seed %llu, keep_state %d\n",
+            (int)config->tournament->metric, (unsigned long long)config->tournament->seed,
+            config->tournament->keep_state);
     if (config->outer_skip > 0)
         used += snprintf(text + used, room - (size_t)used, "outer_skip: %lld\n",
                          (long long)config->outer_skip);

@@ -42,6 +42,8 @@ static iso_status start_exchange(iso__periodic *p, iso__periodic_exchange *x, is
     p->step_ms_sum = 0;
     p->step_ms_count = 0;
     iso__average_set_turn(average_of(p, x), x->turns);
+    if (p->config.tournament)
+        iso__average_set_peer(average_of(p, x), iso__match_partner(p, x->turns));
     ISO_TRY(iso__average_start(average_of(p, x), p->sent + x->offset, group, metrics));
     x->pending = true;
     x->held = false;
@@ -196,6 +198,7 @@ static iso_status merge_outer(iso__periodic *p, iso__periodic_exchange *x, int64
 static iso_status merge_mean(iso__periodic *p, iso__periodic_exchange *x, const iso__action *action,
                              const float *mean) {
     if (iso__periodic_outer_ends(p, x->level)) return merge_outer(p, x, action->age, mean);
+    if (p->config.tournament) return iso__match_merge(p, x, mean);
     double distance = 0, norm = 0, ignored = 0;
     x->turns++;
     iso__merge_args args = {.nodes = layout_of(p, x)->nodes, .age = action->weight};
@@ -235,6 +238,7 @@ static iso_status merge_exchange(iso__periodic *p, const iso__action *action) {
     }
     int64_t began = iso_now();
     double waited = p->stats.wait_ms;
+    iso__match_score_own(p);
     ISO_TRY(collect_mean(p, x, &mean));
     if (mean) ISO_TRY(merge_mean(p, x, action, mean));
     if (mean) ISO_TRY(reset_state(p));
@@ -243,10 +247,14 @@ static iso_status merge_exchange(iso__periodic *p, const iso__action *action) {
     return ISO_OK;
 }
 
-// The mean of everything, exact unless a SEND of this plan has just started it.
+// The mean of everything, exact unless a SEND of this plan has just started it. Or what has the
+// place of a mean in tournaments.
 static iso_status full_mean(iso__periodic *p, const iso__action *action,
                             iso__periodic_exchange *sent, const float **mean) {
-    if (sent) return collect_mean(p, sent, mean);
+    if (sent) {
+        iso__match_score_own(p);
+        return collect_mean(p, sent, mean);
+    }
     int64_t began = iso_now();
     ISO_TRY(
         iso__periodic_exact_mean(p, action->state ? ISO__PAYLOAD_STATE : ISO__PAYLOAD_EXACT, mean));
@@ -268,6 +276,7 @@ static iso_status replace_by_mean(iso__periodic *p, iso__periodic_exchange *sent
                                   const float *mean) {
     if (!sent) return iso__periodic_put(p, 0, last, mean);
     if (iso__periodic_outer_ends(p, sent->level)) return merge_outer(p, sent, 0, mean);
+    if (p->config.tournament) return iso__match_merge(p, sent, mean);
     sent->turns++;
     ISO_TRY(iso__periodic_put(p, sent->first, sent->last, mean));
     ISO_TRY(lift_state(p, sent));
@@ -281,7 +290,7 @@ static bool equal_after(const iso__periodic *p, const iso__periodic_exchange *se
                         const iso__action *action) {
     bool turn = action->group != ISO__ALL_GROUPS && p->layout->largest > 1;
     bool all = sent->level == p->config.lower_count && p->exchange_count == 1;
-    return !turn && all && !iso__periodic_gossips(p, sent->level) &&
+    return !turn && all && !iso__periodic_gossips(p, sent->level) && !p->config.tournament &&
            (!p->config.outer || iso__outer_equalises(p->config.outer));
 }
 
@@ -290,7 +299,7 @@ static iso_status average_fully(iso__periodic *p, const iso__action *action,
     const float *mean;
     int64_t began = iso_now();
     double waited = p->stats.wait_ms;
-    int last = action->state ? p->span_count : p->parameter_count;
+    int last = iso__periodic_last(p, action->state ? ISO__PAYLOAD_STATE : ISO__PAYLOAD_EXACT);
     ISO_TRY(full_mean(p, action, sent, &mean));
     if (mean) ISO_TRY(replace_by_mean(p, sent, last, mean));
     if (action->state)
@@ -373,6 +382,7 @@ static double recent_step_ms(const iso__periodic *p) {
 // Parameters stay equal where they are updated by the same gradients and from the same state.
 static void note_update(iso__periodic *p) {
     bool alone = p->scope == ISO_SCOPE_RANK && iso_comm_size(p->node) > 1;
+    p->match.chosen = false;
     p->equal_state = p->equal_state && p->scope == ISO_SCOPE_WORLD;
     p->equal = p->equal && p->equal_state;
     p->node_equal_state = p->node_equal_state && !alone;
@@ -452,24 +462,26 @@ static iso_status mean_to_show(iso__periodic *p, const float **mean) {
 }
 
 static iso_status reserve_own(iso__periodic *p) {
-    size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, p->parameter_count));
+    int last = iso__periodic_last(p, ISO__PAYLOAD_EXACT);
+    size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, last));
     return p->own ? ISO_OK : iso__pinned_alloc(p->device, bytes, (void **)&p->own);
 }
 
 iso_status iso__periodic_show(bool training, void *periodic) {
     iso__periodic *p = periodic;
     const float *mean;
+    int last = iso__periodic_last(p, ISO__PAYLOAD_EXACT);
     p->last_step_ns = 0; // evaluation is not part of a step
     if (training == !p->shown) return ISO_OK;
     if (training) {
-        ISO_TRY(iso__periodic_put(p, 0, p->parameter_count, p->own));
+        ISO_TRY(iso__periodic_put(p, 0, last, p->own));
     } else {
         if (p->equal) return ISO_OK;
         ISO_TRY(iso__periodic_hold(p));
         ISO_TRY(iso_comm_agree(p->comm, reserve_own(p)));
-        ISO_TRY(iso__periodic_fetch(p, 0, p->parameter_count, p->own));
+        ISO_TRY(iso__periodic_fetch(p, 0, last, p->own));
         ISO_TRY(mean_to_show(p, &mean));
-        ISO_TRY(iso__periodic_put(p, 0, p->parameter_count, mean));
+        ISO_TRY(iso__periodic_put(p, 0, last, mean));
     }
     p->shown = !training;
     return ISO_OK;
@@ -480,7 +492,8 @@ iso_status iso__periodic_finish(iso__periodic *p, bool state) {
     ISO_TRY(iso_data_parallel_finish(p->data_parallel));
     ISO_TRY(iso__periodic_show(true, p));
     ISO_TRY(iso__periodic_drop(p));
-    if (!state) ISO_TRY(iso__periodic_mean_buffers(p, p->comm));
+    bool wins = p->config.tournament && (p->match.chosen || !p->equal); // with its buffers
+    if (!state && !wins) ISO_TRY(iso__periodic_mean_buffers(p, p->comm));
     if (p->equal && !state) return ISO_OK;
     return average_fully(p, &exact, NULL);
 }

@@ -75,6 +75,8 @@ typedef struct iso__periodic_config {
     iso_topology_config topology;
     iso__average_config wire, full;
     iso_merge merge;
+    // Instead of merges and of means over all ranks; NULL: none. Owned by the owner. `wire` swaps.
+    const iso_tournament *tournament;
     // Instead of `merge`, for exchanges over all ranks; NULL: none. Owned by the owner. The only
     // lower level then is gossip: with wire.gossip, level 0 is gossip and level 1 the mean of all.
     const iso_outer *outer;
@@ -108,6 +110,17 @@ typedef struct iso__async {
     void (*changed)(const iso_daso_change *change, void *user);
     void *changed_user;
 } iso__async;
+
+// Of tournaments.
+typedef struct iso__match {
+    int *order, *partner; // [trainers]
+    double *table;        // scores of all trainers
+    iso_status status;    // of scoring the own model
+    iso_evaluation own;   // its score
+    // Takes the place of iso__periodic_exact_mean. NULL: there are no tournaments.
+    iso_status (*choose)(struct iso__periodic *p, iso__payload payload, const float **model);
+    bool chosen; // all ranks have the model that won, and no step was made since
+} iso__match;
 
 enum { ISO__PERIODIC_NUMBERS = 16 };
 
@@ -146,6 +159,7 @@ typedef struct iso__periodic {
     bool shown; // the parameters are the mean of all ranks
 
     iso__async async;
+    iso__match match;
     double metrics[ISO__METRICS]; // of the last exchange, maximum over ranks
     double last_wait_ms, own_divergence;
     double step_ms_sum; // since the last send, without waits
@@ -249,6 +263,20 @@ iso_status iso__async_step(iso__periodic *p, int64_t step);
 // Collective. After the last update of the cycling phase: merges what is under way.
 iso_status iso__async_end(iso__periodic *p, int64_t step);
 
+// ---- periodic_match.c -----------------------------------------------------------------------------
+
+// Both do nothing without a tournament. open is collective.
+iso_status iso__match_open(iso__periodic *p);
+void iso__match_close(iso__periodic *p);
+// The partner of this node in tournament number `turn`.
+int iso__match_partner(iso__periodic *p, int64_t turn);
+// Scores the model of now, if there are tournaments. Waits for ranks of this node only. Leaves an
+// error to the next function.
+void iso__match_score_own(iso__periodic *p);
+// Collective. Call it after iso__match_score_own. Scores the partner's model, a flat array, and
+// leaves the better one in place.
+iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const float *model);
+
 // ---- periodic_state.c -----------------------------------------------------------------------------
 
 iso_status iso__periodic_state(iso__periodic *p, iso_state *state);
@@ -259,8 +287,8 @@ iso_status iso__periodic_return(iso__periodic *p, iso_scope scope);
 
 // ---- periodic_mean.c ------------------------------------------------------------------------------
 
-// Blocking. The mean over all ranks; the parameters stay unchanged. *mean is valid until the next
-// exchange. No exchange may be under way.
+// Blocking. The mean over all ranks; with tournaments, the model that wins. The parameters stay
+// unchanged. *mean is valid until the next exchange. No exchange may be under way.
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, const float **mean);
 iso_status iso__periodic_node_average(iso__periodic *p);
 // Call it after the ranks of comm have averaged their optimizer states. Sets the number of updates

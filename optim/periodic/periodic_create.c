@@ -83,6 +83,9 @@ static iso_status allocate_memory(iso__periodic *p) {
     size_t parameters = iso__flat_bytes(iso__periodic_flat(p, 0, p->parameter_count));
     if (bytes < buffers) bytes = buffers;
     if (bytes < parameters) bytes = parameters;
+    // So is the model that wins.
+    size_t all = iso__flat_bytes(iso__periodic_flat(p, 0, p->span_count));
+    if (p->config.tournament && bytes < all) bytes = all;
     ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->sent));
     memset(p->sent, 0, bytes);
     ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->room));
@@ -153,6 +156,7 @@ static iso_status make_engine(iso__periodic *p, iso_status owner, const char *se
     p->equal = p->equal_state = p->node_equal = p->node_equal_state = true;
     ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, ISO_SCOPE_WORLD));
     ISO_TRY(make_routes(p));
+    ISO_TRY(iso__match_open(p));
     ISO_TRY(make_averages(p));
     iso__data_parallel_set_train_hook(p->data_parallel, iso__periodic_show, p);
     return ISO_OK;
@@ -202,6 +206,7 @@ void iso__periodic_destroy(iso__periodic *p) {
     iso__free(p->mean);
     iso__free(p->steps);
     iso__async_close(p);
+    iso__match_close(p);
     float *const pinned[] = {p->first_buffers, p->sent, p->room, p->own};
     for (int i = 0; i < 4; i++)
         if (pinned[i]) iso__pinned_free(p->device, pinned[i]);

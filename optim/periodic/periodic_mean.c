@@ -8,9 +8,11 @@
 #include <isotherm/trace.h>
 
 int iso__periodic_last(const iso__periodic *p, iso__payload payload) {
-    bool state = payload == ISO__PAYLOAD_STATE ||
-                 (payload == ISO__PAYLOAD_WIRE && p->config.state == ISO_STATE_SYNC_AVERAGE);
-    return state ? p->span_count : p->parameter_count;
+    const iso_tournament *t = p->config.tournament;
+    bool carries = t ? !t->keep_state : p->config.state == ISO_STATE_SYNC_AVERAGE;
+    if (payload == ISO__PAYLOAD_STATE || (payload == ISO__PAYLOAD_WIRE && carries))
+        return p->span_count;
+    return p->parameter_count + (t ? p->buffer_count : 0);
 }
 
 iso_status iso__periodic_make_average(iso__routes *routes, iso__flat size,
@@ -78,6 +80,7 @@ static iso_status exact_mean(iso__periodic *p, iso__payload payload, float *x, c
 }
 
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, const float **mean) {
+    if (p->match.choose) return p->match.choose(p, payload, mean);
     void *room = NULL; // the state is asked for once in a run
     size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, iso__periodic_last(p, payload)));
     iso_status status = ISO_OK;

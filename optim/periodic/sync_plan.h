@@ -135,6 +135,13 @@ void iso__daso_fragments_plan(const iso__daso_schedule *s, bool ends, iso__sync_
 bool iso__daso_fragment_is_open(const iso__daso_schedule *s, int fragment);
 // Only the checks of the fragments.
 iso_status iso__daso_fragments_check(const iso_daso_config *config);
+// Only the checks of the tournament.
+iso_status iso__daso_tournament_check(const iso_daso_config *config);
+// The partner of each trainer in tournament `turn`, from 0; a trainer without one is its own
+// partner. order: room. Both arrays have `trainers` elements.
+void iso__tournament_pairs(uint64_t seed, int64_t turn, int trainers, int *order, int *partner);
+// Whether the model with the score `theirs` takes the place of one with the score `own`.
+bool iso__tournament_better(iso_tournament_metric metric, double theirs, double own);
 // Only the checks of the levels. ranks 0: not known, those checks are left out.
 iso_status iso__daso_levels_check(const iso_daso_config *config, int ranks);
 // Writes them as iso_daso_levels_parse reads them; "none" without levels.

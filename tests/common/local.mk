@@ -16,6 +16,7 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/oracle_loss.c
 tests_common_libiso_testcommon_la_SOURCES += tests/common/types_fixture.c tests/common/types_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/scratch.c tests/common/scratch.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/daso_fixture.c tests/common/daso_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/tournament_fixture.c tests/common/tournament_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/daso_model.c tests/common/daso_model.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/outer_model.c tests/common/outer_model.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/ranks_fixture.c tests/common/ranks_fixture.h

@@ -50,6 +50,10 @@ MPI_TESTS += tests/mpi/gossip_pairs.mpi
 tests_mpi_gossip_pairs_mpi_SOURCES = tests/mpi/test_gossip_pairs.c
 MPI_TESTS += tests/mpi/async.mpi
 tests_mpi_async_mpi_SOURCES = tests/mpi/test_async.c
+MPI_TESTS += tests/mpi/tournament.mpi
+tests_mpi_tournament_mpi_SOURCES = tests/mpi/test_tournament.c
+MPI_TESTS += tests/mpi/tournament_faults.mpi
+tests_mpi_tournament_faults_mpi_SOURCES = tests/mpi/test_tournament_faults.c
 MPI_TESTS += tests/mpi/levels.mpi
 tests_mpi_levels_mpi_SOURCES = tests/mpi/test_levels.c
 MPI_TESTS += tests/mpi/torch_averagers.mpi
@@ -274,7 +278,8 @@ MPICH_TRAINING = \
     tests/mpi/resume.mpi tests/mpi/resume_daso.mpi tests/mpi/resume_ranks.mpi tests/mpi/resume_replicas.mpi \
     tests/mpi/several_optimizers.mpi tests/mpi/sparse_embedding.mpi tests/mpi/strategy.mpi \
     tests/mpi/strategy_sampler.mpi tests/mpi/sync_batchnorm.mpi tests/mpi/sync_norm_training.mpi tests/mpi/tied.mpi \
-    tests/mpi/torch_averagers.mpi tests/mpi/train_equal.mpi tests/mpi/train_finite.mpi tests/mpi/train_options.mpi \
+    tests/mpi/torch_averagers.mpi tests/mpi/tournament.mpi tests/mpi/tournament_faults.mpi \
+    tests/mpi/train_equal.mpi tests/mpi/train_finite.mpi tests/mpi/train_options.mpi \
     tests/mpi/train_validation.mpi tests/mpi/unused_static.mpi tests/mpi/update_counts.mpi tests/mpi/used_layers.mpi \
     tests/mpi/zero_arrays.mpi
 # Most of its tests need a helper thread.

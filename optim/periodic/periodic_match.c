@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+// Tournaments: what takes the place of merges and of the mean over all ranks. The trainers are the
+// nodes of the engine. See isotherm/tournament.h.
+//
+// The exchange of a tournament brings the partner's model. While it is under way, a trainer scores
+// its own one. All ranks meet when scores are known: they agree on whether one failed, and every
+// rank gets all scores, so the ranks of a trainer decide the same.
+#include "optim/periodic/periodic.h"
+
+#include "comm/comm_calls.h"
+#include "comm/traffic.h"
+
+#include <math.h>
+
+// Sums over the ranks of a trainer, in a table with a row for each trainer.
+enum { LOSS, ACCURACY, SAMPLES, SCORED, ROOT = 2 * SCORED, COLUMNS };
+
+// ---- Scores ---------------------------------------------------------------------------------------
+
+static iso_status score_model(const iso__periodic *p, iso_evaluation *out) {
+    const iso_tournament *t = p->config.tournament;
+    iso_module *model = iso_data_parallel_module(p->data_parallel);
+    bool training = model->training;
+    *out = (iso_evaluation){.loss = NAN, .accuracy = NAN};
+    ISO_TRY(iso_module_train(model, false));
+    iso_status status = t->score(model, out, t->user);
+    ISO_TRY(iso_module_train(model, training));
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+void iso__match_score_own(iso__periodic *p) {
+    if (!p->config.tournament) return;
+    p->match.status = iso__periodic_mean_buffers(p, p->node);
+    if (p->match.status == ISO_OK) p->match.status = score_model(p, &p->match.own);
+}
+
+static void add_score(double *row, const iso_evaluation *score) {
+    row[LOSS] = score->loss * (double)score->samples;
+    row[ACCURACY] = score->accuracy * (double)score->samples;
+    row[SAMPLES] = (double)score->samples;
+}
+
+// theirs: NULL if there is no other model. NaN and infinity stay in their row.
+static iso_status share_scores(iso__periodic *p, const iso_evaluation *theirs) {
+    size_t count = (size_t)p->layout->nodes * COLUMNS;
+    double *row = p->match.table + p->layout->node_index * COLUMNS;
+    for (size_t i = 0; i < count; i++) p->match.table[i] = 0;
+    add_score(row, &p->match.own);
+    if (theirs) add_score(row + SCORED, theirs);
+    if (p->layout->local_rank == 0) row[ROOT] = iso_comm_rank(p->comm);
+    ISO_TRY(iso_comm_allreduce_f64(p->comm, p->match.table, count, ISO_SUM));
+    return ISO_OK;
+}
+
+// Of a trainer's own model, or of its partner's.
+static double score_of(const iso__periodic *p, int trainer, bool theirs) {
+    const double *row = p->match.table + trainer * COLUMNS + (theirs ? SCORED : 0);
+    bool loss = p->config.tournament->metric == ISO_TOURNAMENT_LOSS;
+    return row[SAMPLES] > 0 ? row[loss ? LOSS : ACCURACY] / row[SAMPLES] : NAN;
+}
+
+// ---- A tournament ---------------------------------------------------------------------------------
+
+int iso__match_partner(iso__periodic *p, int64_t turn) {
+    iso__match *m = &p->match;
+    iso__tournament_pairs(p->config.tournament->seed, turn, p->layout->nodes, m->order, m->partner);
+    return m->partner[p->layout->node_index];
+}
+
+static iso_match match_of(const iso__periodic *p, int trainer) {
+    iso_match match = {.step = p->stats.steps,
+                       .trainer = trainer,
+                       .partner = p->match.partner[trainer],
+                       .own = score_of(p, trainer, false)};
+    bool alone = match.partner == trainer;
+    match.theirs = alone ? match.own : score_of(p, trainer, true);
+    match.took = iso__tournament_better(p->config.tournament->metric, match.theirs, match.own);
+    return match;
+}
+
+static void tell_matches(const iso__periodic *p) {
+    const iso_tournament *t = p->config.tournament;
+    if (iso_comm_rank(p->comm) != 0) return;
+    for (int i = 0; i < p->layout->nodes; i++) {
+        iso_match m = match_of(p, i);
+        if (m.partner != i)
+            iso__log(ISO_LOG_INFO,
+                     "tournament after step %lld: trainer %d goes on with the model of trainer %d "
+                     "(%g against %g of trainer %d)",
+                     (long long)m.step, i, m.took ? m.partner : i, m.took ? m.theirs : m.own,
+                     m.took ? m.own : m.theirs, m.took ? i : m.partner);
+        if (t->told) t->told(&m, t->user);
+    }
+}
+
+// The partner's model takes the place of the own one, which is kept in p->room, and is scored.
+static iso_status try_model(iso__periodic *p, const iso__periodic_exchange *x, const float *model,
+                            iso_evaluation *score, bool *kept) {
+    ISO_TRY(p->match.status);
+    ISO_TRY(iso__periodic_fetch(p, x->first, x->last, p->room));
+    *kept = true;
+    ISO_TRY(iso__periodic_put(p, x->first, x->last, model));
+    ISO_TRY(score_model(p, score));
+    return ISO_OK;
+}
+
+iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const float *model) {
+    iso_evaluation score;
+    int own = p->layout->node_index;
+    bool alone = iso__match_partner(p, x->turns) == own, kept = false;
+    iso_status status = alone ? p->match.status : try_model(p, x, model, &score, &kept);
+    status = iso_comm_agree(p->comm, status);
+    if (status == ISO_OK) status = share_scores(p, alone ? NULL : &score);
+    bool took = status == ISO_OK && match_of(p, own).took;
+    if (kept && !took) ISO_TRY(iso__periodic_put(p, x->first, x->last, p->room));
+    ISO_TRY(status);
+    x->turns++;
+    tell_matches(p);
+    // Ranks may have passed over different parameters.
+    return p->config.tournament->keep_state ? ISO_OK : iso__periodic_agree_on_steps(p, p->comm);
+}
+
+// ---- One model for all ----------------------------------------------------------------------------
+
+static int best_trainer(const iso__periodic *p) {
+    int best = 0;
+    for (int i = 1; i < p->layout->nodes; i++)
+        if (iso__tournament_better(p->config.tournament->metric, score_of(p, i, false),
+                                   score_of(p, best, false)))
+            best = i;
+    return best;
+}
+
+static iso_status send_model(iso__periodic *p, int last, int root) {
+    iso_traffic moved = {0};
+    size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, last));
+    if (iso_comm_rank(p->comm) == root) {
+        iso__count_blocks(&moved, p->comm, bytes);
+        ISO_TRY(iso__periodic_fetch(p, 0, last, p->room));
+    }
+    p->stats.bytes_sent += moved.bytes_sent;
+    p->stats.bytes_between_nodes += moved.bytes_between_nodes;
+    ISO_TRY(iso_comm_bcast(p->comm, p->room, bytes, root));
+    return ISO_OK;
+}
+
+static iso_status choose_model(iso__periodic *p, iso__payload payload, const float **model) {
+    iso__match_score_own(p);
+    ISO_TRY(iso_comm_agree(p->comm, p->match.status));
+    ISO_TRY(share_scores(p, NULL));
+    int best = best_trainer(p);
+    ISO_TRY(
+        send_model(p, iso__periodic_last(p, payload), (int)p->match.table[best * COLUMNS + ROOT]));
+    if (iso_comm_rank(p->comm) == 0)
+        iso__log(ISO_LOG_INFO, "after step %lld the best model is that of trainer %d: %g",
+                 (long long)p->stats.steps, best, score_of(p, best, false));
+    p->match.chosen = true;
+    *model = p->room;
+    return ISO_OK;
+}
+
+// ---- Life -----------------------------------------------------------------------------------------
+
+static iso_status allocate_match(iso__match *m, int trainers) {
+    size_t count = (size_t)trainers;
+    ISO_TRY(iso__alloc_zero(count * sizeof(*m->order), (void **)&m->order));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*m->partner), (void **)&m->partner));
+    return iso__alloc_zero(count * COLUMNS * sizeof(*m->table), (void **)&m->table);
+}
+
+iso_status iso__match_open(iso__periodic *p) {
+    int trainers = p->layout->nodes, ranks = iso_comm_size(p->comm);
+    if (!p->config.tournament) return ISO_OK;
+    ISO_TRY(iso_comm_agree(p->comm, allocate_match(&p->match, trainers)));
+    p->match.choose = choose_model;
+    if (trainers == 1 && ranks > 1 && iso_comm_rank(p->comm) == 0)
+        iso__log(ISO_LOG_WARN,
+                 "there is one trainer, of %d ranks, and no tournament: to make each rank a "
+                 "trainer, set the unit ISO_SCOPE_RANK (iso-train: --unit rank)",
+                 ranks);
+    return ISO_OK;
+}
+
+void iso__match_close(iso__periodic *p) {
+    iso__free(p->match.order);
+    iso__free(p->match.partner);
+    iso__free(p->match.table);
+    p->match = (iso__match){0};
+}

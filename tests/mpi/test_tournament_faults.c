@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// Tournaments that go wrong: trainers that are lost, scores that fail, saved runs of others, and
+// what is refused.
+#include "common/mpi_fixture.h"
+#include "common/resume_fixture.h"
+#include "common/tensor_access.h"
+#include "common/tournament_fixture.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+TestSuite(np2_tournament_faults, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
+TestSuite(np3_tournament_faults, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
+TestSuite(np4_tournament_faults, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
+
+enum { STEPS = TOURNAMENT_STEPS };
+
+// ---- A trainer that is lost -----------------------------------------------------------------------
+
+static float poison(tournament_run *r, float value) {
+    iso_parameter_list list;
+    if (iso_data_parallel_finish(r->t.model) < 0 || iso_module_parameters(r->t.model, &list) < 0)
+        return NAN;
+    float before = tensor_swap(list.item[0]->value, 0, value);
+    iso_parameter_list_destroy(&list);
+    return before;
+}
+
+static bool all_finite(tournament_run *r) {
+    bool finite = true;
+    size_t bytes = tournament_copy(r, NULL, false);
+    float *values = malloc(bytes);
+    tournament_copy(r, (char *)values, false);
+    for (size_t i = 0; i < bytes / sizeof(*values); i++) finite = finite && isfinite(values[i]);
+    free(values);
+    return finite;
+}
+
+// Its gradients, and so its optimizer state, are NaN, too. The partner gets it, and keeps its own.
+static void lost_trainer_recovers(float value) {
+    tournament_run r;
+    tournament_describe(&r, 4, 0);
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_ok(trainer_go_on(&r.t, 0, 2));
+    if (test_rank == 1) poison(&r, value);
+    iso_assert_ok(trainer_step(&r.t, 2, NULL));
+    iso_assert_all(test_rank != 1 || !all_finite(&r));
+    for (int step = 3; step < STEPS - 1; step++) iso_assert_ok(trainer_step(&r.t, step, NULL));
+    bool met = false;
+    for (int i = 0; i < r.j.matches; i++) {
+        const iso_match *m = &r.j.match[i];
+        bool lost = !isfinite(m->own), theirs = !isfinite(m->theirs);
+        cr_assert(!(theirs && m->took) && (!lost || m->took || m->partner == m->trainer));
+        met = met || (lost && m->took);
+    }
+    iso_assert_all(test_rank != 0 || met);
+    iso_assert_all(all_finite(&r));
+    iso_assert_ok(trainer_step(&r.t, STEPS - 1, NULL));
+    iso_assert_all(daso_equal(&r.t) && all_finite(&r));
+    tournament_close(&r);
+}
+Test(np2_tournament_faults, a_lost_trainer_takes_its_partners_model) {
+    lost_trainer_recovers(NAN);
+    lost_trainer_recovers(INFINITY);
+}
+Test(np3_tournament_faults, a_lost_trainer_takes_its_partners_model) { lost_trainer_recovers(NAN); }
+
+// In evaluation it does not win, either.
+Test(np2_tournament_faults, a_lost_trainer_is_not_shown) {
+    tournament_run r;
+    tournament_describe(&r, STEPS + 1, 0);
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_ok(trainer_go_on(&r.t, 0, 2));
+    if (test_rank == 0) poison(&r, NAN);
+    iso_assert_ok(iso_module_train(r.t.model, false));
+    iso_assert_all(daso_equal(&r.t) && all_finite(&r));
+    iso_assert_ok(iso_module_train(r.t.model, true));
+    iso_assert_all(test_rank != 0 || !all_finite(&r));
+    tournament_close(&r);
+}
+
+// ---- Wrong use --------------------------------------------------------------------------------------
+
+Test(np4_tournament_faults, goes_on_with_as_many_trainers_only) {
+    tournament_run r;
+    tournament_describe(&r, 3, 0);
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_ok(trainer_go_on(&r.t, 0, 4));
+    iso_assert_ok(daso_exchange_state(&r.t, 4, true));
+    tournament_close(&r);
+    r.c.ranks_per_node = 2;
+    iso_assert_ok(tournament_open(&r));
+    iso_status status = daso_exchange_state(&r.t, 4, false);
+    iso_assert_all(status == ISO_ERR_MISMATCH &&
+                   strstr(iso_last_error()->message, "4 trainers on 4 ranks, and this one has 2"));
+    tournament_close(&r);
+}
+
+Test(np2_tournament_faults, what_does_not_go_with_it_is_refused) {
+    for (int i = 0; i < 10; i++) {
+        tournament_run r;
+        tournament_describe(&r, 4, 1);
+        iso_daso_config *d = &r.c.daso;
+        d->tournament = &r.tournament;
+        if (i == 0) d->wire = ISO_WIRE_BF16;
+        if (i == 1) d->merge = ISO_MERGE_HEAT;
+        if (i == 2) d->state = ISO_STATE_SYNC_RESET;
+        if (i == 3) d->policy = ISO_POLICY_QSR, d->max_global_skip = 64;
+        if (i == 4) d->unit = ISO_SCOPE_RANK, d->gossip = true;
+        if (i == 5) d->outer = &iso_outer_mean;
+        if (i == 6) d->fragments = 2;
+        if (i == 7) d->local_skip = 2;
+        if (i == 8) d->global_skip = -1;
+        if (i == 9) d->batches_to_wait = -1;
+        iso_assert_all(daso_refused(&r.c, ISO_ERR_ARG, "a tournament needs ISO_WIRE_F32"));
+    }
+    tournament_run r;
+    tournament_describe(&r, 4, 0);
+    r.tournament.score = NULL;
+    r.c.daso.tournament = &r.tournament;
+    iso_assert_all(daso_refused(&r.c, ISO_ERR_ARG, "a tournament needs `score`"));
+    tournament_describe(&r, 4, 0);
+    r.tournament.seed = (uint64_t)test_rank;
+    r.c.daso.tournament = &r.tournament;
+    iso_assert_all(daso_refused(&r.c, ISO_ERR_MISMATCH, "tournament"));
+}
