@@ -104,6 +104,8 @@ TRAIN_RUN = \
     examples/train/train_stop.c \
     examples/train/train_sync.c \
     examples/train/train_threads.c \
+    examples/train/train_tournament.c \
+    examples/train/train_tournament.h \
     examples/train/train_validation.c \
     $(EXAMPLE_SUPPORT)
 

@@ -116,7 +116,7 @@ typedef struct periodic_kind {
     bool local;
     const iso_outer *outer; // NULL: none, unless a setting names one
     bool overlaps;          // the wait is the period
-    bool gossip, asynchronous;
+    bool gossip, asynchronous, tournament;
 } periodic_kind;
 #define KIND(table, TABLE)                                                                         \
     .setting = iso__##table##_setting, .setting_count = ISO__##TABLE##_SETTINGS
@@ -133,16 +133,21 @@ static periodic_kind overlap_kind = {KIND(overlap, OVERLAP), .local = true,
                                      .outer = &iso_outer_pull, .overlaps = true};
 static periodic_kind gossip_kind = {KIND(gossip, GOSSIP), .local = true, .gossip = true};
 static periodic_kind async_kind = {KIND(async, ASYNC), .local = true, .asynchronous = true};
+static periodic_kind tournament_kind = {KIND(tournament, TOURNAMENT), .local = true,
+                                        .tournament = true};
 
 // A period of -1 is automatic, and the statistics say so; warm-up steps of -1 go by the share.
-// *outer is memory for the outer optimizer of the config.
+// *rules is memory for what the config points to.
 static iso_status read_config(const iso_strategy_context *context, const periodic_kind *kind,
-                              iso_daso_config *out, iso_outer *outer) {
+                              iso_daso_config *out, iso__daso_rules *rules) {
     iso_daso_config config = ISO_DASO_DEFAULT;
-    *outer = kind->outer ? *kind->outer : (iso_outer){0};
+    *rules = (iso__daso_rules){0};
+    if (kind->outer) rules->outer = *kind->outer;
+    if (context->tournament) rules->tournament = *context->tournament;
     if (kind->local) config = iso_post_local_sgd_config(0, -1, ISO_DASO_AUTO_SKIP);
     if (kind->asynchronous) config = iso_async_config(0, -1);
     config.gossip = kind->gossip;
+    if (kind->tournament) config.tournament = &rules->tournament;
     config.total_steps = context->total_steps;
     config.changed = context->changed;
     config.changed_user = context->changed_user;
@@ -150,7 +155,7 @@ static iso_status read_config(const iso_strategy_context *context, const periodi
     config.replay_count = context->replay_count;
     config.extends = context->extends;
     ISO_TRY(iso__daso_settings_read(context->settings, kind->setting, kind->setting_count, &config,
-                                    outer));
+                                    rules));
     bool given = kind->overlaps || config.fragments > 1; // which needs to know it
     int64_t least = iso__larger(config.fragments, iso__daso_skip_for(config.batches_to_wait));
     if (config.global_skip < 0 && given)
@@ -267,6 +272,13 @@ static iso_status check_fragments(const iso_strategy_context *context, const iso
     return ISO_OK;
 }
 
+static iso_status check_tournament(const iso_strategy_context *context, const iso_daso_config *c) {
+    ISO_CHECK(!c->tournament || !context->comm || c->tournament->score, ISO_ERR_ARG,
+              "--sync tournament compares models on samples that are held out of training: give "
+              "--validation, e.g. --validation 0.1");
+    return ISO_OK;
+}
+
 static iso_status check_state(const iso_daso_config *c) {
     ISO_CHECK(iso__daso_carries_state(c), ISO_ERR_ARG,
               "with --state average second moments travel, too, and this --wire would lose small "
@@ -277,9 +289,10 @@ static iso_status check_state(const iso_daso_config *c) {
 static iso_status check_daso(const iso_strategy_context *context, char *warning, void *user) {
     static const iso__daso_names options = {"", "--period", "--wait", "--max-period", "--policy"};
     iso_daso_config c;
-    iso_outer outer;
+    iso__daso_rules rules;
     int64_t warmup, cooldown;
-    ISO_TRY(read_config(context, user, &c, &outer));
+    ISO_TRY(read_config(context, user, &c, &rules));
+    ISO_TRY(check_tournament(context, &c));
     ISO_TRY(check_outer(context, &c));
     ISO_TRY(check_fragments(context, &c));
     ISO_CHECK(c.level_count == 0 || c.policy == ISO_POLICY_FIXED, ISO_ERR_ARG,
@@ -328,9 +341,9 @@ static iso_status check_heat(const iso_strategy_context *context, char *warning,
 static iso_status wrap_daso(const iso_strategy_context *context, iso_optimizer *inner,
                             iso_module *module, iso_optimizer **out, void *user) {
     iso_daso_config config;
-    iso_outer outer;
+    iso__daso_rules rules;
     iso_status status;
-    ISO_TRY_GOTO(read_config(context, user, &config, &outer));
+    ISO_TRY_GOTO(read_config(context, user, &config, &rules));
     ISO_TRY_GOTO(iso_dp_optimizer_create_take(inner, module, &inner));
     ISO_TRY(iso_daso_create_take(inner, module, &config, out));
     return ISO_OK;
@@ -433,6 +446,10 @@ const iso_strategy iso__builtin_strategy[] = {
     {.name = "async",
      .text = "parameters, all the time, without waiting; each rank merges the mean when it arrives",
      OF_DASO(async, ASYNC)},
+    {.name = "tournament",
+     .text = "models, between two nodes every --period steps; each keeps the one that --validation "
+             "says is better",
+     OF_DASO(tournament, TOURNAMENT)},
 };
 const int iso__builtin_strategy_count =
     sizeof(iso__builtin_strategy) / sizeof(iso__builtin_strategy[0]);

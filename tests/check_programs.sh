@@ -86,7 +86,7 @@ refused 1 "ranks with different options" 'started with .* where rank 0 has .*sam
 refused 0 "momentum without sgd" '--momentum needs --optimizer sgd.rmsprop, but --optimizer is adam' --momentum 0.9
 refused 0 "dropout without a layer for it" '--dropout needs --model cnn' --model mlp --dropout
 refused 0 "batch norms of a model without any" '--sync-batchnorm needs --model resnet18' --sync-batchnorm
-refused 0 "an option of daso" '--wait needs --sync daso.streaming-diloco.gossip, but --sync is lazy' --wait 4
+refused 0 "an option of daso" '--wait needs --sync daso.streaming-diloco.gossip.tournament, but --sync is lazy' --wait 4
 refused 0 "an option of several modes" '--period needs --sync daso.localsgd.postlocal.slowmo.diloco' --period 4
 refused 0 "an option of daso-heat" '--warmup-epochs needs --sync daso-heat, but --sync is daso' \
     --sync daso --warmup-epochs 1
@@ -548,6 +548,8 @@ streaming-diloco:daso --outer nesterov $alone --mix 0.5 --wait 1 --fragments 2 -
 overlap-localsgd:daso --outer pull $alone --wait 4
 END
 refused 2 "a wire of gossip" '--wire needs --sync .*, but --sync is gossip' --sync gossip --wire int8
+refused 2 "a tournament without samples to compare models on" '--sync tournament compares models .* give --validation' \
+    --sync tournament --data nowhere
 refused 2 "an outer optimizer and a merge" '--outer adam takes the place of --merge' --sync daso --outer adam --merge heat
 refused 2 "an outer optimizer and levels" '--levels and --outer mean cannot be combined' \
     --sync localsgd --outer mean --levels 2:1,4:2

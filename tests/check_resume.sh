@@ -18,7 +18,7 @@ KILLS=${ISO_TEST_KILLS:-5} # of each study; of the presets, which share their co
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..38"
+echo "1..39"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -163,6 +163,7 @@ study postlocal 3 --sync postlocal --period 5 "$@"
 study slowmo 3 --sync slowmo --period 6 --shift 2 "$@"
 study diloco 3 --sync diloco --period 9 --wire int4 "$@"
 study streaming-diloco 3 --sync streaming-diloco --period 9 --fragments 3 --wait 5 --wire int4 "$@"
+study tournament 3 --sync tournament --period 6 --wait 2 --validation 0.25 "$@"
 study overlap-localsgd 3 --sync overlap-localsgd --period 5 "$@"
 study outer-adam 3 --sync localsgd --outer adam --period 6 --wire topk "$@"
 KILLS=$kills_of_each

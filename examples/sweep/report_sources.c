@@ -48,6 +48,9 @@ static const source sources[] = {
      "Local SGD in which the mean of all ranks is merged by each of them when it arrives, without "
      "waiting.",
      "Gan et al., BAGUA, VLDB 2022 (arXiv 2107.01499)"},
+    {"sync", "tournament",
+     "Trainers meet in pairs, and each keeps the model that is better on held-out samples.",
+     "LTFB: Jacobs et al., MLHPC 2017"},
     {"merge", "progress", "The mean of what was sent, plus the progress made since.",
      "CoCoD-SGD: Shen et al., 2019 (arXiv 1906.12043)"},
     {"merge", "heat", "A weighted mean of the current parameters and those that were sent.", DASO},

@@ -150,6 +150,8 @@ typedef struct train_run {
     const train_observer *observer;
     iso_loader *train_loader, *test_loader;
     iso_loader *validation_loader; // NULL without --validation
+    iso_loader *match_loader;      // of this rank's part of that set for its trainer; NULL: none
+    iso_comm *self;                // this rank alone; NULL without match_loader
     double *normalisation;         // means of all channels, then standard deviations
     iso_module *model;             // a data_parallel after train_setup_shared
     iso_loss *loss, *test_loss;    // `loss` may smooth labels
@@ -212,6 +214,8 @@ typedef struct train_run {
 iso_status train_data_check(const train_options *options);
 // Local. Creates the loaders of all data sets according to the options.
 iso_status train_loaders_open(train_run *run);
+// Local. Creates match_loader, of one of so many parts of the validation set.
+iso_status train_held_out_open(train_run *run, int part, int parts);
 
 // ---- train_images.c ----
 

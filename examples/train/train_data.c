@@ -74,13 +74,34 @@ static iso_sampler_end sampler_end(const char *name) {
     return strcmp(name, "overlap") == 0 ? ISO_SAMPLER_OVERLAP : ISO_SAMPLER_PAD;
 }
 
-static iso_status create_loaders(train_run *run, double *numbers) {
+// Images as they are. The normalisation stays in the run.
+static iso_status plain_config(const train_run *run, iso_loader_config *out) {
+    *out = (iso_loader_config)ISO_LOADER_DEFAULT;
+    TRY(take_normalisation(run->options, &run->world->info, run->normalisation, out));
+    TRY(iso_dtype_parse(run->options->dtype, &out->dtype));
+    out->threads = (int)run->options->loader_threads;
+    return ISO_OK;
+}
+
+// One of so many equal parts of the validation set.
+static iso_status open_part(train_run *run, int part, int parts, iso_loader **out) {
+    const train_world *world = run->world;
+    iso_loader_config plain;
+    TRY(plain_config(run, &plain));
+    iso_sampler_config order = {.batch = run->options->batch,
+                                .rank = part,
+                                .ranks = parts,
+                                .seed = (uint64_t)run->options->seed,
+                                .end = ISO_SAMPLER_SHARE};
+    return iso_loader_create_take(world->device, iso_dataset_retain(world->validation_set), &order,
+                                  &plain, out);
+}
+
+static iso_status create_loaders(train_run *run) {
     const train_world *world = run->world;
     const train_options *options = run->options;
-    iso_loader_config plain = ISO_LOADER_DEFAULT;
-    TRY(take_normalisation(options, &world->info, numbers, &plain));
-    TRY(iso_dtype_parse(options->dtype, &plain.dtype));
-    plain.threads = (int)options->loader_threads;
+    iso_loader_config plain;
+    TRY(plain_config(run, &plain));
     iso_loader_config changed = plain;
     changed.shift = (int)options->shift;
     changed.flip = options->flip;
@@ -99,9 +120,11 @@ static iso_status create_loaders(train_run *run, double *numbers) {
     TRY(iso_loader_create_take(world->device, iso_dataset_retain(world->test_set), &order, &plain,
                                &run->test_loader));
     if (!world->validation_set) return ISO_OK;
-    order.count = 0; // all
-    return iso_loader_create_take(world->device, iso_dataset_retain(world->validation_set), &order,
-                                  &plain, &run->validation_loader);
+    return open_part(run, world->rank, world->ranks, &run->validation_loader);
+}
+
+iso_status train_held_out_open(train_run *run, int part, int parts) {
+    return open_part(run, part, parts, &run->match_loader);
 }
 
 iso_status train_loaders_open(train_run *run) {
@@ -112,5 +135,5 @@ iso_status train_loaders_open(train_run *run) {
     run->normalisation = calloc(2 * (size_t)run->world->info.channels, sizeof(double));
     if (!run->normalisation)
         return train_error(ISO_ERR_NOMEM, "out of memory for the normalisation");
-    return create_loaders(run, run->normalisation);
+    return create_loaders(run);
 }

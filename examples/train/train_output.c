@@ -136,6 +136,7 @@ iso_status train_trace_write(train_run *run) {
     iso_loader_destroy(&run->train_loader); // its thread records too
     iso_loader_destroy(&run->test_loader);
     iso_loader_destroy(&run->validation_loader);
+    iso_loader_destroy(&run->match_loader);
     iso_log_set_level(ISO_LOG_ERROR); // a trace of the first steps is all that is wanted
     TRY(iso_trace_text(run->world->rank, &mine, &size));
     iso_status status = iso_comm_gather(run->world->comm, mine, size, 0, &texts, &sizes);

@@ -287,6 +287,8 @@ void train_teardown(train_run *run) {
     iso_loader_destroy(&run->train_loader);
     iso_loader_destroy(&run->test_loader);
     iso_loader_destroy(&run->validation_loader);
+    iso_loader_destroy(&run->match_loader);
+    iso_comm_destroy(&run->self);
     iso_trace_stop();
     train_lock_release_beyond(run->locks);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Sets up the strategy of --sync, and reports its exchanges step by step.
-#include "train.h"
+#include "train_tournament.h"
 
 #include <math.h>
 #include <string.h>
@@ -71,6 +71,8 @@ iso_status train_sync_setup(train_run *run) {
                                     .replay = run->replay,
                                     .replay_count = run->replay_count,
                                     .extends = o->extend};
+    iso_tournament tournament;
+    TRY(train_tournament_setup(run, &tournament, &context));
     TRY(iso_settings_create(&context.settings));
     iso_status status = wrap_all(run, &context);
     iso_settings_destroy(&context.settings);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Periodic synchronisation for slow networks: DASO (Coquelin et al., J. Big Data 9:14, 2022), as in
 // HeAT and in Isotherm's own variant, local SGD (Stich, ICLR 2019), and post-local SGD (Lin et al.,
-// ICLR 2020).
+// ICLR 2020). Also gossip, asynchronous averages, and tournaments (isotherm/tournament.h).
 //
 // The ranks of a node average gradients every local_skip batches. Nodes exchange parameters every
 // global_skip batches without blocking and merge the result batches_to_wait batches later. This is

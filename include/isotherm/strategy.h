@@ -17,9 +17,9 @@
 //
 // Built in: blocking, lazy and explicit (iso_sync in isotherm/reducer.h); daso, daso-heat, localsgd
 // and postlocal (isotherm/daso.h); slowmo, diloco, streaming-diloco and overlap-localsgd, which are
-// daso with an outer optimizer (isotherm/outer.h); gossip and async (isotherm/daso.h). The settings
-// that a strategy publishes become options of iso-train, also those of strategies that a plugin
-// registers.
+// daso with an outer optimizer (isotherm/outer.h); gossip and async (isotherm/daso.h); tournament
+// (isotherm/tournament.h). The settings that a strategy publishes become options of iso-train, also
+// those of strategies that a plugin registers.
 #ifndef ISOTHERM_STRATEGY_H
 #define ISOTHERM_STRATEGY_H
 
@@ -112,6 +112,8 @@ typedef struct iso_strategy_context {
     const iso_daso_change *replay;
     int64_t replay_count;
     bool extends;
+    // For strategies with tournaments: score, told, user and seed. NULL: no samples are held out.
+    const iso_tournament *tournament;
 } iso_strategy_context;
 
 // A metric that a strategy defines.

@@ -61,6 +61,7 @@ typedef struct daso_values {
     int64_t fragments;
     double outer_lr, outer_momentum, mix; // -1: the rule's own
     const char *levels;                   // NULL: none
+    int metric, moves;                    // of tournaments
 } daso_values;
 
 #define FIELD(name) offsetof(daso_values, config.name)
@@ -221,6 +222,23 @@ const iso_setting iso__async_setting[] = {
     {WARMUP_STEPS},
     {WIRE, .initial = "f32"},
     TOPK_RATIO};
+const iso_setting iso__tournament_setting[] = {
+    {"period", INTEGER, FIELD(global_skip), COUNT_FROM(1), .initial = "64",
+     .meaning = "steps between tournaments"},
+    {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0), .initial = "0",
+     .meaning = "steps from send to tournament"},
+    {WARMUP, .initial = "0"},
+    {WARMUP_STEPS},
+    {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
+     .meaning = "node: each node is a trainer; rank: each rank"},
+    {"tournament-metric", INDEX, offsetof(daso_values, metric), .choices = "loss|accuracy",
+     .initial = "loss",
+     .meaning = "which of two models wins: the one with the lower loss, or with "
+                "the higher accuracy, on --validation"},
+    {"tournament-state", INDEX, offsetof(daso_values, moves), .choices = "move|keep",
+     .initial = "move",
+     .meaning =
+         "move: the model that wins brings its optimizer state; keep: trainers keep theirs"}};
 const iso_setting iso__overlap_setting[] = {{PERIOD},
                                             {WARMUP, .initial = "0"},
                                             {WARMUP_STEPS},
@@ -269,6 +287,7 @@ COUNTS(iso__streaming_setting, ISO__STREAMING_SETTINGS);
 COUNTS(iso__overlap_setting, ISO__OVERLAP_SETTINGS);
 COUNTS(iso__gossip_setting, ISO__GOSSIP_SETTINGS);
 COUNTS(iso__async_setting, ISO__ASYNC_SETTINGS);
+COUNTS(iso__tournament_setting, ISO__TOURNAMENT_SETTINGS);
 
 static daso_values values_of_daso(const iso_daso_config *config) {
     return (daso_values){.config = *config,
@@ -294,11 +313,13 @@ static iso_status choose_outer(const daso_values *v, iso_outer *outer) {
 }
 
 iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *table, int count,
-                                   iso_daso_config *config, iso_outer *outer) {
+                                   iso_daso_config *config, iso__daso_rules *rules) {
     daso_values v = values_of_daso(config);
     ISO_TRY(iso_settings_read(settings, table, count, &v));
-    ISO_TRY(choose_outer(&v, outer));
-    if (outer->name) v.config.outer = outer;
+    ISO_TRY(choose_outer(&v, &rules->outer));
+    if (rules->outer.name) v.config.outer = &rules->outer;
+    rules->tournament.metric = (iso_tournament_metric)v.metric;
+    rules->tournament.keep_state = v.moves == 1;
     if (!v.config.outer) v.config.outer_skip = 0; // which has a default
     if (v.levels) ISO_TRY(iso_daso_levels_parse(v.levels, &v.config));
     *config = v.config;

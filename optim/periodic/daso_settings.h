@@ -19,21 +19,28 @@ enum {
     ISO__OVERLAP_SETTINGS = 7,
     ISO__GOSSIP_SETTINGS = 10,
     ISO__ASYNC_SETTINGS = 5,
+    ISO__TOURNAMENT_SETTINGS = 7,
     ISO__HEAT_SETTINGS = 9,
     ISO__SETTINGS_ROOM = 2048 // bytes of text
 };
 extern const iso_setting iso__local_sgd_setting[], iso__post_local_setting[], iso__daso_setting[],
     iso__slowmo_setting[], iso__diloco_setting[], iso__streaming_setting[], iso__overlap_setting[],
-    iso__gossip_setting[], iso__async_setting[], iso__heat_setting[];
+    iso__gossip_setting[], iso__async_setting[], iso__tournament_setting[], iso__heat_setting[];
+
+// Memory for what a config points to. On entry, what the mode has without settings.
+typedef struct iso__daso_rules {
+    iso_outer outer;           // name NULL: the mode has none
+    iso_tournament tournament; // read only if the config points to it
+} iso__daso_rules;
 
 // NULL for a number that is no wire, and for a topk_ratio that it does not take.
 const iso__codec *iso__wire_codec(iso_wire wire, double topk_ratio);
 
 // Read settings into a config. Fields without a default keep their value. table: any of them except
-// iso__heat_setting. *outer: the outer optimizer of the mode, with a name of NULL if it has none;
-// it becomes the one of the settings, to which config->outer then points.
+// iso__heat_setting. *rules become those of the settings; config->outer then points to the outer
+// optimizer, if there is one.
 iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *table, int count,
-                                   iso_daso_config *config, iso_outer *outer);
+                                   iso_daso_config *config, iso__daso_rules *rules);
 iso_status iso__heat_settings_read(iso_settings *settings, iso_daso_heat_config *config);
 
 // Write the settings that must be equal on all ranks, as lines "KEY: VALUE". config has been

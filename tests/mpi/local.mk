@@ -172,6 +172,10 @@ MPI_TESTS += tests/mpi/strategy_sampler.mpi
 tests_mpi_strategy_sampler_mpi_SOURCES = tests/mpi/test_strategy_sampler.c
 tests_mpi_strategy_sampler_mpi_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 tests_mpi_strategy_sampler_mpi_LDADD = tests/common/libiso_traincommon.la $(LDADD)
+MPI_TESTS += tests/mpi/train_tournament.mpi
+tests_mpi_train_tournament_mpi_SOURCES = tests/mpi/test_train_tournament.c
+tests_mpi_train_tournament_mpi_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
+tests_mpi_train_tournament_mpi_LDADD = tests/common/libiso_traincommon.la $(LDADD)
 MPI_TESTS += tests/mpi/train_validation.mpi
 tests_mpi_train_validation_mpi_SOURCES = tests/mpi/test_train_validation.c
 tests_mpi_train_validation_mpi_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
@@ -280,8 +284,8 @@ MPICH_TRAINING = \
     tests/mpi/strategy_sampler.mpi tests/mpi/sync_batchnorm.mpi tests/mpi/sync_norm_training.mpi tests/mpi/tied.mpi \
     tests/mpi/torch_averagers.mpi tests/mpi/tournament.mpi tests/mpi/tournament_faults.mpi \
     tests/mpi/train_equal.mpi tests/mpi/train_finite.mpi tests/mpi/train_options.mpi \
-    tests/mpi/train_validation.mpi tests/mpi/unused_static.mpi tests/mpi/update_counts.mpi tests/mpi/used_layers.mpi \
-    tests/mpi/zero_arrays.mpi
+    tests/mpi/train_tournament.mpi tests/mpi/train_validation.mpi tests/mpi/unused_static.mpi \
+    tests/mpi/update_counts.mpi tests/mpi/used_layers.mpi tests/mpi/zero_arrays.mpi
 # Most of its tests need a helper thread.
 MPICH_HELPED = tests/mpi/transport.mpi
 # It counts what Open MPI's all-reduce sends.

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+// --sync tournament: scores models on the set of --validation, and logs what trainers decide.
+#include "train_tournament.h"
+
+#include <math.h>
+#include <string.h>
+
+// ---- What the strategy calls --------------------------------------------------------------------
+
+// This rank's part of the set of its trainer. Every trainer has the whole set.
+static iso_status score_model(iso_module *model, iso_evaluation *out, void *user) {
+    const train_run *run = user;
+    return iso_evaluate(model, run->test_loss, run->match_loader, run->self, out);
+}
+
+static void log_match(const iso_match *match, void *user) {
+    iso_json_log *log = ((const train_run *)user)->log; // NULL without --log
+    iso_json_begin(log, "match");
+    iso_json_int(log, "step", match->step);
+    iso_json_int(log, "trainer", match->trainer);
+    iso_json_int(log, "partner", match->partner);
+    iso_json_double(log, "own", match->own);
+    iso_json_double(log, "theirs", match->theirs);
+    iso_json_int(log, "took", match->took);
+    iso_json_end(log);
+}
+
+// ---- Setting up ---------------------------------------------------------------------------------
+
+static iso_status open_loader(train_run *run) {
+    iso_topology *trainers;
+    iso_topology_config config = ISO_TOPOLOGY_DEFAULT;
+    const char *unit = train_setting_text(run->options, "unit");
+    if (unit && strcmp(unit, "rank") == 0) config.unit = ISO_SCOPE_RANK;
+    TRY(iso_topology_create(run->world->comm, &config, &trainers));
+    iso_status status = train_held_out_open(run, trainers->local_rank, trainers->local_size);
+    iso_topology_destroy(&trainers);
+    return iso_comm_agree(run->world->comm, status);
+}
+
+iso_status train_tournament_setup(train_run *run, iso_tournament *out,
+                                  iso_strategy_context *context) {
+    bool wanted = train_setting_of(run->options->sync, "tournament-metric") != NULL;
+    if (!wanted || !run->world->validation_set) return ISO_OK;
+    TRY(open_loader(run));
+    TRY(iso_comm_create(MPI_COMM_SELF, NULL, &run->self));
+    *out = (iso_tournament){
+        .score = score_model, .told = log_match, .user = run, .seed = (uint64_t)run->options->seed};
+    context->tournament = out;
+    return ISO_OK;
+}
+
+iso_status train_tournament_check(const train_options *o) {
+    if (!train_setting_of(o->sync, "tournament-metric") || !isnan(o->validation)) return ISO_OK;
+    return train_error(ISO_ERR_ARG,
+                       "--sync %s compares models on images that are held out of training: give "
+                       "--validation, e.g. --validation 0.1",
+                       o->sync);
+}

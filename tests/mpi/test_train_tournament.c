@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// --sync tournament of the train program: what trainers score on, what the log says, and a run that
+// goes on.
+#include "common/mpi_fixture.h"
+#include "common/train_fixture.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+TestSuite(np2_train_tournament, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_train_tournament, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+
+enum { IMAGES = 120, STEPS = 20, PERIOD = 4, MATCHES = STEPS / PERIOD - 1 }; // none at the end
+
+static train_world world;
+static char path[64];
+
+static void open_world(int ranks_per_node) {
+    char text[16];
+    long place = getpid();
+    train_options options = {.validation = 0.25, .seed = 1};
+    snprintf(text, sizeof(text), "%d", ranks_per_node);
+    setenv("ISO_RANKS_PER_NODE", text, 1);
+    iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
+    iso_assert_ok(train_validation_split(&world, &options));
+    iso_assert_ok(iso_comm_bcast(test_comm, &place, sizeof(place), 0));
+    snprintf(path, sizeof(path), "test_train_tournament.%ld", place);
+}
+
+static void train(const char *more, train_result *result) {
+    char line[400];
+    snprintf(line, sizeof(line),
+             "--model mlp --batch 6 --steps %d --validation 0.25 --sync tournament --period %d %s",
+             STEPS, PERIOD, more);
+    iso_assert_all(train_line(&world, line, NULL, result));
+}
+
+typedef struct match_line {
+    int step, trainer, partner, took;
+    double own, theirs;
+} match_line;
+
+// Rank 0's log. Returns how many there were.
+static int read_matches(match_line *out, int room) {
+    char line[4096];
+    int count = 0;
+    FILE *from = fopen(path, "r");
+    while (from && count < room && fgets(line, sizeof(line), from)) {
+        match_line *m = &out[count];
+        count += sscanf(line,
+                        "{\"event\":\"match\",\"step\":%d,\"trainer\":%d,\"partner\":%d,"
+                        "\"own\":%lf,\"theirs\":%lf,\"took\":%d}",
+                        &m->step, &m->trainer, &m->partner, &m->own, &m->theirs, &m->took) == 6;
+    }
+    if (from) fclose(from);
+    return count;
+}
+
+// All trainers have the same images, however many ranks divide them: what one says of its own
+// model, the other says of its partner's.
+static void both_score_on_the_same_images(int ranks_per_node, const char *options, bool loss) {
+    char more[200];
+    train_result result;
+    match_line m[2 * MATCHES + 2] = {{0}};
+    open_world(ranks_per_node);
+    snprintf(more, sizeof(more), "%s --log %s", options, path);
+    train(more, &result);
+    bool good = true;
+    if (test_rank == 0) {
+        good = read_matches(m, 2 * MATCHES + 2) == 2 * MATCHES;
+        for (int i = 0; i < MATCHES; i++) {
+            const match_line *a = &m[2 * i], *b = a + 1;
+            double bound = ranks_per_node > 1 ? 1e-5 : 0;
+            good = good && a->step == (i + 1) * PERIOD && b->step == a->step && a->trainer == 0 &&
+                   b->trainer == 1 && a->partner == 1 && b->partner == 0;
+            good = good && fabs(a->own - b->theirs) <= bound && fabs(a->theirs - b->own) <= bound;
+            good = good && a->took == (loss ? a->theirs < a->own : a->theirs > a->own);
+            good = good && (loss ? a->own > 0 : a->own >= 0 && a->own <= 1);
+        }
+        remove(path);
+    }
+    iso_assert_all(good);
+    iso_assert_all(result.syncs == MATCHES + 1); // with the choice at the end
+    train_world_close(&world);
+}
+Test(np2_train_tournament, both_score_on_the_same_images) {
+    both_score_on_the_same_images(1, "", true);
+    both_score_on_the_same_images(2, "--unit rank", true);
+    both_score_on_the_same_images(1, "--tournament-metric accuracy", false);
+}
+Test(np3_train_tournament, the_ranks_of_a_trainer_divide_them) {
+    both_score_on_the_same_images(2, "", true);
+}
+
+// With evaluations on the way, in which all have the best model, and models under way.
+Test(np3_train_tournament, goes_on_with_the_same_bits) {
+    char more[300], name[120];
+    train_result whole, resumed;
+    const char *options = "--wait 2 --eval-every 3 --checkpoint-every 5 --overwrite --checkpoint";
+    open_world(1);
+    snprintf(more, sizeof(more), "%s %s", options, path);
+    train(more, &whole);
+    snprintf(name, sizeof(name), "%s.step-%012d.rank-%05d", path, STEPS, test_rank);
+    remove(name);
+    name[strlen(name) - strlen(".rank-00000")] = 0;
+    if (test_rank == 0) remove(name);
+    iso_assert_ok(iso_comm_barrier(test_comm));
+    snprintf(more, sizeof(more), "%s %s --resume %s", options, path, path);
+    train(more, &resumed);
+    iso_assert_all(!resumed.already_finished && strcmp(whole.hash, resumed.hash) == 0);
+    iso_assert_all(whole.metrics.test_loss == resumed.metrics.test_loss);
+    iso_assert_ok(iso_resume_remove(path));
+    if (test_rank == 0) remove(path);
+    train_world_close(&world);
+}
+
+Test(np2_train_tournament, needs_held_out_images) {
+    train_options options;
+    char *words[] = {"train", "--sync", "tournament"};
+    open_world(1);
+    iso_assert_ok(train_options_parse(3, words, &options));
+    iso_assert_all(train_options_check(&options) == ISO_ERR_ARG &&
+                   strstr(train_error_text(), "--sync tournament compares models on images"));
+    train_world_close(&world);
+}
