@@ -86,10 +86,9 @@ static void tell_matches(const iso__periodic *p) {
         iso_match m = match_of(p, i);
         if (m.partner != i)
             iso__log(ISO_LOG_INFO,
-                     "tournament after step %lld: trainer %d goes on with the model of trainer %d "
-                     "(%g against %g of trainer %d)",
-                     (long long)m.step, i, m.took ? m.partner : i, m.took ? m.theirs : m.own,
-                     m.took ? m.own : m.theirs, m.took ? i : m.partner);
+                     "tournament after step %lld: trainer %d (%g) %s the model of trainer %d (%g)",
+                     (long long)m.step, i, m.own, m.took ? "takes" : "does not take", m.partner,
+                     m.theirs);
         if (t->told) t->told(&m, t->user);
     }
 }

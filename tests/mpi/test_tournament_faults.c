@@ -81,6 +81,67 @@ Test(np2_tournament_faults, a_lost_trainer_is_not_shown) {
     tournament_close(&r);
 }
 
+// ---- Beside tournaments ---------------------------------------------------------------------------
+
+static bool same_everywhere(const char *own, size_t bytes) {
+    char *first = malloc(bytes);
+    memcpy(first, own, bytes);
+    MPI_Bcast(first, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD);
+    bool same = memcmp(first, own, bytes) == 0;
+    free(first);
+    return same;
+}
+
+// All ranks begin anew with the best model and its optimizer state, even if that stays otherwise.
+Test(np3_tournament_faults, reset_leaves_one_model_with_its_state) {
+    tournament_run r;
+    tournament_describe(&r, 3, 0);
+    r.tournament.keep_state = true;
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_ok(trainer_go_on(&r.t, 0, 5));
+    size_t bytes = tournament_copy_part(&r, TOURNAMENT_STATE, NULL, false);
+    char *state = malloc(bytes);
+    tournament_copy_part(&r, TOURNAMENT_STATE, state, false);
+    iso_assert_all(bytes > 0 && !daso_equal(&r.t));
+    iso_assert_ok(iso_daso_reset(r.t.optimizer));
+    tournament_copy_part(&r, TOURNAMENT_STATE, state, false);
+    iso_assert_all(same_everywhere(state, bytes) && daso_equal(&r.t));
+    iso_assert_ok(trainer_go_on(&r.t, 0, STEPS));
+    iso_assert_all(daso_equal(&r.t));
+    free(state);
+    tournament_close(&r);
+}
+
+// A tournament sends a model once, and evaluation does not count.
+Test(np2_tournament_faults, what_travels_is_counted) {
+    tournament_run r;
+    iso_daso_stats stats;
+    tournament_describe(&r, 4, 0);
+    r.tournament.keep_state = true;
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_ok(trainer_go_on(&r.t, 0, 9));
+    int64_t numbers = (int64_t)(tournament_copy(&r, NULL, false) / sizeof(float));
+    int64_t padded = (numbers + 31) / 32 * 32 * (int64_t)sizeof(float);
+    iso_assert_ok(iso_module_train(r.t.model, false));
+    iso_assert_ok(iso_module_train(r.t.model, true));
+    iso_assert_ok(iso_daso_get_stats(r.t.optimizer, &stats));
+    iso_assert_all(stats.syncs == 2 && stats.bytes_sent == 2 * padded && stats.global_skip == 4);
+    tournament_close(&r);
+}
+
+// It trains as one rank of a whole, and is told how to make two trainers.
+Test(np2_tournament_faults, one_trainer_is_warned) {
+    tournament_run r;
+    tournament_describe(&r, 3, 0);
+    r.c.ranks_per_node = 2;
+    log_capture();
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_all(test_rank != 0 || log_said("there is one trainer, of 2 ranks", 1));
+    iso_assert_ok(trainer_go_on(&r.t, 0, STEPS));
+    iso_assert_all(daso_equal(&r.t));
+    tournament_close(&r);
+}
+
 // ---- Wrong use --------------------------------------------------------------------------------------
 
 Test(np4_tournament_faults, goes_on_with_as_many_trainers_only) {
