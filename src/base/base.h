@@ -115,6 +115,16 @@ iso_status iso__grow(void **array, int count, int *room, size_t size);
 iso_status iso__strdup(const char *text, char **out);
 void iso__free(void *pointer); // accepts NULL
 
+// Memory in whole pages of the system, zero at first, so that parts of it can be given back. The
+// system gives it no huge pages, of which a part cannot be given back. It counts as the blocks
+// above do. Pages are there once they are written. Free it with the same number of bytes.
+iso_status iso__pages_alloc(size_t bytes, void **out);
+void iso__pages_free(void *memory, size_t bytes); // accepts NULL
+// Makes bytes of such memory zero, and gives back the pages that hold nothing else.
+void iso__pages_clear(void *from, size_t bytes);
+// The size of the pages that hold some of these bytes and are in memory, as the system says.
+size_t iso__pages_resident(const void *from, size_t bytes);
+
 // ---- Folders ---------------------------------------------------------------------------------------
 
 // Makes the folder, and those above it that are missing, as mkdir -p does. ISO_ERR_IO if it cannot.

@@ -182,6 +182,38 @@ Test(base, memory_is_aligned_and_counted) {
     iso__free(NULL);
 }
 
+// Bytes in the middle of pages become zero and take no memory, but for the pages of their ends.
+Test(base, pages_are_given_back) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = 64 * page;
+    long long blocks, before;
+    void *memory;
+    iso_memory_balance(&before, NULL, NULL);
+    cr_assert(iso__pages_alloc(bytes, &memory) == ISO_OK);
+    iso_memory_balance(&blocks, NULL, NULL);
+    cr_assert_eq(blocks, before + 1);
+    cr_assert_eq(iso__pages_resident(memory, bytes), 0);
+    unsigned char *at = memory;
+    for (size_t k = 0; k < bytes; k++) cr_assert_eq(at[k], 0);
+    memset(at, 7, bytes);
+    cr_assert_eq(iso__pages_resident(memory, bytes), bytes);
+    iso__pages_clear(at + 100, 10 * page);      // the parts of two pages, and nine between them
+    iso__pages_clear(at + 32 * page, 8 * page); // whole pages
+    iso__pages_clear(at + 50 * page + 5, 10);   // a part of one
+    iso__pages_clear(at + 60 * page + 5, page); // two parts
+    iso__pages_clear(at + 63 * page, 0);        // nothing
+    cr_assert_eq(iso__pages_resident(memory, bytes), bytes - 17 * page);
+    cr_assert_eq(iso__pages_resident(at + 32 * page + 1, 8 * page), page);
+    for (size_t k = 0; k < bytes; k++) {
+        bool cleared = (k >= 100 && k < 100 + 10 * page) || (k >= 32 * page && k < 40 * page) ||
+                       (k >= 50 * page + 5 && k < 50 * page + 15) ||
+                       (k >= 60 * page + 5 && k < 61 * page + 5);
+        cr_assert_eq(at[k], cleared ? 0 : 7, "byte %zu", k);
+    }
+    iso__pages_free(memory, bytes);
+    iso_memory_balance(&blocks, NULL, NULL);
+    cr_assert_eq(blocks, before);
+}
+
 Test(base, growing_keeps_the_contents) {
     void *p;
     cr_assert(iso__alloc(10, &p) == ISO_OK);
