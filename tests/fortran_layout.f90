@@ -156,6 +156,7 @@ contains
         call field('iso_reducer_stats.planned', c_loc(stats), c_loc(stats%planned))
         call field('iso_reducer_stats.bytes_sent', c_loc(stats), c_loc(stats%bytes_sent))
         call field('iso_reducer_stats.bytes_between_nodes', c_loc(stats), c_loc(stats%bytes_between_nodes))
+        call field('iso_reducer_stats.gradient_peak', c_loc(stats), c_loc(stats%gradient_peak))
     end subroutine
 
     subroutine check_bucket()

@@ -125,7 +125,7 @@ module isotherm
         integer(c_int) :: bucket_list_count = 0
         integer(c_size_t) :: piece_bytes = 0
         integer(c_int) :: sums = 0
-        logical(c_bool) :: zero = .false._c_bool
+        integer(c_int) :: zero = 0 ! the stage: 1 or 2
         logical(c_bool) :: keep_values = .false._c_bool
         logical(c_bool) :: by_name = .false._c_bool
         logical(c_bool) :: by_weight = .false._c_bool
@@ -155,6 +155,7 @@ module isotherm
         integer(c_long_long) :: exchanges
         logical(c_bool) :: planned
         integer(c_long_long) :: bytes_sent, bytes_between_nodes
+        integer(c_size_t) :: gradient_peak
     end type
 
     type, bind(c), public :: iso_bucket_stats

@@ -104,14 +104,15 @@ typedef struct iso_data_parallel_config {
     iso_reduce_function reduce; // NULL: the library's reduction
     void *reduce_user;
     iso_buffer_config buffers;
-    // ZeRO stage 1: divides updates and optimizer state among the ranks, see
-    // iso_reducer_config.zero. Takes one optimizer. The norms of LAMB are added over the ranks, so
-    // its results differ from those without ZeRO by rounding. A rank then has averaged gradients of
-    // its own shards only. iso_clip_grad_norm, iso_grad_norm, iso_optimizer_state_dict and
-    // iso_optimizer_load_state_dict become collective, and cover all shards. A step discards all
-    // gradients. Use no_sync for several backwards in a step. After a step, reading parameter
-    // values on any rank waits until the other ranks reach their next forward.
-    bool zero;
+    // The stage of ZeRO. 1 (true) divides updates and optimizer state among the ranks, 2 also
+    // gradients; see iso_reducer_config.zero. Takes one optimizer. The norms of LAMB are added over
+    // the ranks, so its results differ from those without ZeRO by rounding. A rank then has
+    // averaged gradients of its own shards only. iso_clip_grad_norm, iso_grad_norm,
+    // iso_optimizer_state_dict and iso_optimizer_load_state_dict become collective, and cover all
+    // shards. A step discards all gradients. Use no_sync for several backwards in a step. After a
+    // step, reading parameter values on any rank waits until the other ranks reach their next
+    // forward.
+    int zero;
     // PyTorch's init_sync=False: parameters and buffers are not broadcast at creation. The ranks
     // must have equal ones already, e.g. from one file.
     bool keep_values;

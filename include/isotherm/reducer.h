@@ -180,13 +180,14 @@ typedef struct iso_reducer_config {
     // The number of values that the program sums over the ranks in each exchange; see
     // iso_reducer_add_sum. At most ISO_REDUCER_MAX_SUMS. ISO_ERR_ARG if all parameters are local.
     int sums;
-    // ZeRO stage 1 (Rajbhandari et al., SC 2020): divides the updates, and with them the optimizer
-    // state, among the ranks. Each rank gets the averages of its shard of every bucket, updates the
-    // shard (iso_reducer_own), and sends the new values to the other ranks.
-    // iso_reducer_param_needed waits for these. Moves as many bytes as an all-reduce. Gradients are
-    // added in the order of the ranks, as in shared memory. So elementwise updates give the same
-    // bits as shared memory without ZeRO. After a step, reading values on any rank waits until the
-    // other ranks reach their next forward or call iso_reducer_finish.
+    // The stage of ZeRO (Rajbhandari et al., SC 2020): 0 is none, true is stage 1. Stage 1 divides
+    // the updates, and with them the optimizer state, among the ranks. Each rank gets the averages
+    // of its shard of every bucket, updates the shard (iso_reducer_own), and sends the new values
+    // to the other ranks. iso_reducer_param_needed waits for these. Moves as many bytes as an
+    // all-reduce. Gradients are added in the order of the ranks, as in shared memory. So
+    // elementwise updates give the same bits as shared memory without ZeRO. After a step, reading
+    // values on any rank waits until the other ranks reach their next forward or call
+    // iso_reducer_finish.
     //
     // Takes one update function, and calls only its iso_reducer_apply_piece. A rank has averages of
     // its own shards only; a step overwrites all gradients. A backward after a backward without a
@@ -196,9 +197,20 @@ typedef struct iso_reducer_config {
     // it. The bits are those of a run with the hook and without ZeRO. One exception: hooks that do
     // not treat each element alone see other pieces of parameters that are cut (piece_bytes).
     //
+    // Stage 2 divides the gradients, too. When the averages of a bucket's shard are here, the
+    // memory of its other shards goes back to the system, and their gradients read as 0; after a
+    // step, that of the whole bucket. So after a backward a rank holds the gradients of its shards.
+    // On the way there, it also holds buckets that travel, and later new values: of each at most
+    // two buckets, or those that fill 8 MiB. A backward with ISO_SYNC_LAZY and ISO_UNUSED_ERROR
+    // waits rather than hold more. Addresses stay the same, and results have the bits of stage 1.
+    // Several backwards whose gradients are added before one exchange, as in no_sync, hold all
+    // gradients until then. So does a hook that changes how gradients travel, until step() or a
+    // wait. Arrays of your own (iso_reducer_param.gradient) are not given back. The ranks of a node
+    // exchange messages rather than share memory.
+    //
     // ISO_ERR_UNSUPPORTED for a device with memory of its own, another scope than ISO_SCOPE_WORLD,
-    // or sparse gradients.
-    bool zero;
+    // or sparse gradients. ISO_ERR_ARG for another stage.
+    int zero;
     // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal
     // values already, e.g. from one file.
     bool keep_values;
@@ -310,8 +322,8 @@ iso_status iso_reducer_step_of(iso_reducer *reducer, int id, const void *hyper);
 // of backwards.
 
 // Reports that the gradient of parameter i is final for this backward. Starts the exchanges that
-// this makes possible; with ISO_SYNC_BLOCKING it also waits for them. Call it once per parameter
-// and backward (else ISO_ERR_STATE).
+// this makes possible; with ISO_SYNC_BLOCKING it also waits for them, and with zero 2 for earlier
+// ones if too many are under way. Call it once per parameter and backward (else ISO_ERR_STATE).
 iso_status iso_reducer_grad_ready(iso_reducer *reducer, int i);
 // Local. The number of pieces of parameter i (1 if it is not cut). Piece k has `count` elements
 // from `first` on. grad_ready reports all pieces that piece_ready has not. The parameters of a
@@ -442,6 +454,10 @@ typedef struct iso_reducer_stats {
     bool planned;        // the order by need is in use
     // Bytes moved by gradients, this rank's share; see iso_traffic (isotherm/comm.h).
     long long bytes_sent, bytes_between_nodes;
+    // With ZeRO stage 2: the most bytes of the reducer's gradient memory that were resident at
+    // once, as the system said (mincore) when a bucket left and when its new values were here.
+    // Otherwise 0.
+    size_t gradient_peak;
 } iso_reducer_stats;
 void iso_reducer_get_stats(const iso_reducer *reducer, iso_reducer_stats *out);
 // Describes the buckets, one line each, in the order in which backward completes them, delayed ones

@@ -45,6 +45,14 @@ iso_status iso__store_make_arena(iso__store *s, bool shareable) {
     return shareable ? pin_arena(s) : ISO_OK;
 }
 
+iso_status iso__store_make_pages(iso__store *s) {
+    void *arena;
+    ISO_TRY(iso__pages_alloc(s->bytes, &arena));
+    s->arena = s->gradients = arena;
+    s->pages = true;
+    return ISO_OK;
+}
+
 // A device may refuse to pin the shared pages on one rank, so the ranks agree on the result.
 iso_status iso__store_share(iso__store *s, iso_comm *node) {
     if (!s->shareable || s->node) return ISO_OK;
@@ -62,7 +70,9 @@ static void free_arena(iso__store *s) {
     if (!arena) return;
     unpin_arena(s);
     if (s->node) iso__comm_unshare(s->node, arena);
-    if (s->shareable)
+    if (s->pages)
+        iso__pages_free(arena, s->bytes);
+    else if (s->shareable)
         iso__shareable_free(&arena);
     else if (s->device)
         iso__pinned_free(s->device, arena);
@@ -86,8 +96,15 @@ iso_status iso__store_zero(iso__store *s, size_t offset, size_t bytes) {
     if (s->device)
         return iso__store_remote(s)->fill_zero(s->device, ISO__QUEUE_COMPUTE, s->gradients + offset,
                                                bytes);
-    memset(s->gradients + offset, 0, bytes);
+    if (s->pages)
+        iso__pages_clear(s->gradients + offset, bytes);
+    else
+        memset(s->gradients + offset, 0, bytes);
     return ISO_OK;
+}
+
+void iso__store_drop(const iso__store *s, size_t offset, size_t bytes) {
+    if (s->pages) iso__pages_clear(s->arena + offset, bytes);
 }
 
 static iso_status copy_bytes(iso__store *s, const void *from, void *to, size_t bytes) {

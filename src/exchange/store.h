@@ -14,6 +14,7 @@ typedef struct iso__store {
     char *gradients;    // backward writes them here: the arena, or memory of the device
     iso_device *device; // has its own memory; or NULL
     bool shareable; // true: the arena is from iso__shareable_alloc; false: from iso__pinned_alloc
+    bool pages;     // the arena is from iso__pages_alloc
     iso_comm *node; // given to iso__store_share; NULL: not shared
     bool pinned;    // the pages of a shareable arena are pinned
 } iso__store;
@@ -23,6 +24,8 @@ iso_status iso__store_create(size_t bytes, iso_device *device, iso__store *out);
 // Local. Allocates the arena as private memory. shareable: the ranks of a node can share it later.
 // Call it once, before anything is written.
 iso_status iso__store_make_arena(iso__store *s, bool shareable);
+// The same, of private memory of the host of which parts can be given back (iso__store_drop).
+iso_status iso__store_make_pages(iso__store *s);
 // Collective over node, while nothing is under way. Makes a shareable arena memory that the ranks
 // share, if possible (see iso__comm_share). Its address and contents stay. A second call does
 // nothing.
@@ -32,6 +35,9 @@ void iso__store_destroy(iso__store *s);
 
 // Sets bytes of the gradients to zero.
 iso_status iso__store_zero(iso__store *s, size_t offset, size_t bytes);
+// The program needs these bytes no more. If the arena is of pages, makes them zero and gives the
+// pages back to the system; otherwise does nothing.
+void iso__store_drop(const iso__store *s, size_t offset, size_t bytes);
 // Copies bytes of the gradients from other memory of the same device (or of the host), or to it.
 iso_status iso__store_load(iso__store *s, size_t offset, size_t bytes, const void *from);
 iso_status iso__store_save(iso__store *s, size_t offset, size_t bytes, void *to);

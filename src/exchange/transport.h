@@ -124,7 +124,10 @@ typedef struct iso__transport_ops {
     // call that succeeds reports times.
     iso_status (*arrive)(iso__transport *self, int bucket, const iso__idle *idle, double *left,
                          iso__exchange_times *times);
-    // NULL unless the transport divides updates among the ranks (ZeRO stage 1). With ZeRO, arrive()
+    // NULL unless the transport divides updates among the ranks (ZeRO). Waits until is_back(); then
+    // arrive() must follow. All buckets before this one must be posted.
+    iso_status (*await_back)(iso__transport *self, int bucket);
+    // NULL unless the transport divides updates among the ranks (ZeRO). With ZeRO, arrive()
     // brings only the result of this rank's shard of the bucket. publish() is local: it sends what
     // the caller has written into the shard to all ranks. The bucket must have arrived, and must be
     // collected before it is published again. All ranks publish every bucket that is not local, or
@@ -161,6 +164,8 @@ struct iso__transport {
     // With ZeRO: the number of equal shards of a bucket, and which one this rank updates. Without
     // ZeRO, shards is 0.
     int shards, shard;
+    bool whole; // with ZeRO: arrive() makes the result from the whole bucket, as a hook does;
+                // false: once is_back(), nothing needs the other ranks' shards of it
 };
 
 // A shard of a bucket: bytes of the store.

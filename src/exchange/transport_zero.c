@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Buckets whose updates are divided among the ranks (ZeRO stage 1): a reduce-scatter and, after the
+// Buckets whose updates are divided among the ranks (ZeRO): a reduce-scatter and, after the
 // caller has made the updates, an all-gather. With a communication hook, another transport brings
 // the whole average in place of the reduce-scatter.
 //
@@ -115,6 +115,14 @@ static bool is_back(const iso__transport *t, int i) {
     return leg_is_done(self, SCATTER, i);
 }
 
+// Leaves the times to arrive().
+static iso_status await_back(iso__transport *t, int i) {
+    zero *self = zero_of(t);
+    const leg *l = &self->leg[SCATTER][i];
+    if (self->sums || !l->posted) return ISO_OK;
+    return iso__channel_wait(self->channel[SCATTER], l->item, NULL, NULL);
+}
+
 static iso_status arrive_bucket(iso__transport *t, int i, const iso__idle *idle, double *left,
                                 iso__exchange_times *times) {
     zero *self = zero_of(t);
@@ -189,6 +197,7 @@ static const iso__transport_ops zero_ops = {.name = "zero",
                                             .advance = advance_sums,
                                             .is_back = is_back,
                                             .arrive = arrive_bucket,
+                                            .await_back = await_back,
                                             .publish = publish_bucket,
                                             .collect = collect_bucket,
                                             .is_collected = is_collected,
@@ -251,6 +260,7 @@ iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm
     iso__channel_item *item = NULL;
     ISO_TRY_GOTO(iso_comm_agree(comm, allocate_zero(setup, comm, &self, &item)));
     self->sums = sums;
+    self->base.whole = sums != NULL;
     if (sums) self->base.wire_bytes = sums->wire_bytes;
     ISO_TRY_GOTO(open_channels(self, item));
     iso__free(item);

@@ -53,7 +53,7 @@ iso_status iso__transport_none(const iso__transport_setup *setup, iso__transport
 iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm,
                                iso__transport **out);
 
-// Collective over comm. The same, with updates divided among the ranks (ZeRO stage 1): each rank
+// Collective over comm. The same, with updates divided among the ranks (ZeRO): each rank
 // gets the sum of its shard, and the transport gathers the values that the ranks compute from these
 // sums. No bucket may have a tail, and the size of every bucket must be a multiple of 64 bytes
 // times the number of ranks. If the coder converts or owns the exchange, `sums`, one of the two

@@ -244,6 +244,16 @@ MPI_TESTS += tests/mpi/zero.mpi
 tests_mpi_zero_mpi_SOURCES = tests/mpi/test_zero.c \
     tests/mpi/test_zero_hooks.c \
     tests/mpi/test_zero_lamb.c
+# The same tests for stage 2.
+MPI_TESTS += tests/mpi/zero_stage2.mpi
+tests_mpi_zero_stage2_mpi_SOURCES = tests/mpi/test_zero.c \
+    tests/mpi/test_zero_arrays.c \
+    tests/mpi/test_zero_faults.c \
+    tests/mpi/test_zero_hooks.c \
+    tests/mpi/test_zero_lamb.c
+tests_mpi_zero_stage2_mpi_CPPFLAGS = $(AM_CPPFLAGS) -DZERO_STAGE=2
+MPI_TESTS += tests/mpi/zero_gradients.mpi
+tests_mpi_zero_gradients_mpi_SOURCES = tests/mpi/test_zero_gradients.c
 MPI_TESTS += tests/mpi/zero_arrays.mpi
 tests_mpi_zero_arrays_mpi_SOURCES = tests/mpi/test_zero_arrays.c
 MPI_TESTS += tests/mpi/zero_faults.mpi
@@ -285,7 +295,8 @@ MPICH_TRAINING = \
     tests/mpi/torch_averagers.mpi tests/mpi/tournament.mpi tests/mpi/tournament_faults.mpi \
     tests/mpi/train_equal.mpi tests/mpi/train_finite.mpi tests/mpi/train_options.mpi \
     tests/mpi/train_tournament.mpi tests/mpi/train_validation.mpi tests/mpi/unused_static.mpi \
-    tests/mpi/update_counts.mpi tests/mpi/used_layers.mpi tests/mpi/zero_arrays.mpi
+    tests/mpi/update_counts.mpi tests/mpi/used_layers.mpi tests/mpi/zero_arrays.mpi \
+    tests/mpi/zero_gradients.mpi tests/mpi/zero_stage2.mpi
 # Most of its tests need a helper thread.
 MPICH_HELPED = tests/mpi/transport.mpi
 # It counts what Open MPI's all-reduce sends.

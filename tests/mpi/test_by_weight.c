@@ -202,8 +202,9 @@ Test(np3_by_weight, equals_one_rank_with_hooks) {
     equals_one_rank(&(iso_reducer_config){.hook = &iso_hook_int8}, 1e-1);
 }
 Test(np3_by_weight, equals_one_rank_with_zero) {
-    equals_one_rank(&(iso_reducer_config){.zero = true}, 1e-5);
-    equals_one_rank(&(iso_reducer_config){.zero = true, .piece_bytes = 1024}, 1e-5);
+    equals_one_rank(&(iso_reducer_config){.zero = 1}, 1e-5);
+    equals_one_rank(&(iso_reducer_config){.zero = 1, .piece_bytes = 1024}, 1e-5);
+    equals_one_rank(&(iso_reducer_config){.zero = 2}, 1e-5);
 }
 
 // ---- One step at a time -----------------------------------------------------------------------------

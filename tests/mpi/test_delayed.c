@@ -187,7 +187,8 @@ static void every_way(void) {
         {.scope = ISO_SCOPE_NODE, .sums = 1},
         {.hook = &iso_hook_bf16_feedback, .sums = 1},
         {.hook = &iso_hook_f16, .bucket_bytes = 1 << 14},
-        {.zero = true, .bucket_bytes = 1 << 14, .sums = 1},
+        {.zero = 1, .bucket_bytes = 1 << 14, .sums = 1},
+        {.zero = 2, .sums = 1},
         {.zero = true, .piece_bytes = 3000, .unused = ISO_UNUSED_NEGOTIATE},
     };
     for (size_t n = 0; n < sizeof(ways) / sizeof(ways[0]); n++) same_bits(&ways[n], false);

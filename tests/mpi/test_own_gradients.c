@@ -172,7 +172,8 @@ Test(np3_own_gradients, give_the_same_bits) { gives_the_same_bits(); }
 Test(np4_own_gradients, give_the_same_bits) { gives_the_same_bits(); }
 
 Test(np3_own_gradients, give_the_same_bits_with_zero) {
-    expect_bits(&(setup){.with = {.zero = true, .piece_bytes = 3000}, .owns = true});
+    for (int stage = 1; stage <= 2; stage++)
+        expect_bits(&(setup){.with = {.zero = stage, .piece_bytes = 3000}, .owns = true});
 }
 
 // ---- Averages that no update uses -------------------------------------------------------------------

@@ -139,14 +139,15 @@ static void goes_on(int first, int second, const trainer_config *config) {
     iso_comm_destroy(&b);
 }
 
-static void use_zero(iso_data_parallel_config *dp) { dp->zero = true; }
+static void use_zero(iso_data_parallel_config *dp) { dp->zero = 1; }
+static void use_zero2(iso_data_parallel_config *dp) { dp->zero = 2; }
 
 static void all_modes_go_on(int first, int second) {
     static const iso_sync syncs[] = {ISO_SYNC_LAZY, ISO_SYNC_BLOCKING};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         trainer_config config = config_of(i == 1 ? ISO_SGD : ISO_ADAM);
         config.sync = syncs[i % 2];
-        config.adjust = i == 2 ? use_zero : NULL;
+        config.adjust = i == 3 ? use_zero2 : i == 2 ? use_zero : NULL;
         goes_on(first, second, &config);
     }
 }

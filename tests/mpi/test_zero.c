@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ZeRO stage 1: the same bits as without it, a share of the state, and what it refuses.
+// ZeRO: the same bits as without it, a share of the state, and what it refuses. Compiled for stage
+// 1, and with -DZERO_STAGE=2 for stage 2.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 
@@ -16,6 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef ZERO_STAGE
+#define ZERO_STAGE 1
+#endif
+
 TestSuite(np1_zero, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_zero, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_zero, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -23,7 +28,7 @@ TestSuite(np4_zero, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout 
 
 enum { STEPS = 6 };
 
-static void share_out(iso_data_parallel_config *dp) { dp->zero = true; }
+static void share_out(iso_data_parallel_config *dp) { dp->zero = ZERO_STAGE; }
 
 static trainer_config config_of(iso_optimizer_kind kind, bool zero) {
     trainer_config config = trainer_default();
@@ -351,7 +356,7 @@ static void is_refused(const trainer_config *config, iso_status wanted_status, c
     trainer_destroy(&t);
 }
 
-static void only_here(iso_data_parallel_config *dp) { dp->zero = test_rank == 1; }
+static void only_here(iso_data_parallel_config *dp) { dp->zero = test_rank == 1 ? ZERO_STAGE : 0; }
 
 Test(np2_zero, what_it_cannot_do_is_refused) {
     trainer_config config = config_of(ISO_ADAM, true);

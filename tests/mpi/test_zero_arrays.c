@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ZeRO stage 1 on plain arrays: who updates which elements, and what update functions must offer.
+// ZeRO (of stage 1, with -DZERO_STAGE=2 of stage 2) on plain arrays: who updates which elements,
+// and what update functions must offer.
 #include "common/mpi_fixture.h"
 
 #include "base/base.h"
@@ -9,6 +10,10 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
+
+#ifndef ZERO_STAGE
+#define ZERO_STAGE 1
+#endif
 
 TestSuite(np1_zero_arrays, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_zero_arrays, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -108,7 +113,7 @@ static void backward_arrays(arrays *x, int step) {
 // Every element is updated once a step, by the rank that owns it.
 static void updates_are_shared(size_t bucket, size_t piece) {
     const iso_reducer_config config = {
-        .zero = true, .bucket_bytes = bucket, .piece_bytes = piece, .sums = 1};
+        .zero = ZERO_STAGE, .bucket_bytes = bucket, .piece_bytes = piece, .sums = 1};
     const double lr = 1;
     static arrays x;
     create_arrays(&x, &config);
@@ -148,7 +153,7 @@ Test(np1_zero_arrays, every_element_has_one_owner) { updates_are_shared(0, 0); }
 
 // The call that waits reports it, and goes on where it is called again.
 Test(np2_zero_arrays, an_update_that_fails_is_made_again) {
-    const iso_reducer_config config = {.zero = true};
+    const iso_reducer_config config = {.zero = ZERO_STAGE};
     const double lr = 1;
     static arrays x;
     create_arrays(&x, &config);
@@ -164,7 +169,7 @@ Test(np2_zero_arrays, an_update_that_fails_is_made_again) {
 }
 
 Test(np2_zero_arrays, an_update_of_whole_parameters_is_refused) {
-    const iso_reducer_config config = {.zero = true};
+    const iso_reducer_config config = {.zero = ZERO_STAGE};
     const double lr = 1;
     static arrays x;
     create_arrays(&x, &config);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// ZeRO stage 1 where ranks or calls differ from the usual: gradients that were dropped or never
-// came, updates that fail, ranks that look early, parameters that are not exchanged.
+// ZeRO (of stage 1, with -DZERO_STAGE=2 of stage 2) where ranks or calls differ from the usual:
+// gradients that were dropped or never came, updates that fail, ranks that look early, parameters
+// that are not exchanged.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 
@@ -21,6 +22,10 @@ static void setup(void) {
     setenv("ISO_TIMEOUT", "20", 1);
     test_mpi_setup();
 }
+#ifndef ZERO_STAGE
+#define ZERO_STAGE 1
+#endif
+
 TestSuite(np2_zero_faults, .init = setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_zero_faults, .init = setup, .fini = test_mpi_teardown, .timeout = 60);
 
@@ -28,7 +33,7 @@ enum { STEPS = 4 };
 
 static const char *const ignored[] = {"fc1.weight", "fc1.bias"};
 
-static void share_out(iso_data_parallel_config *dp) { dp->zero = true; }
+static void share_out(iso_data_parallel_config *dp) { dp->zero = ZERO_STAGE; }
 static void ignore_fc1(iso_data_parallel_config *dp) {
     dp->ignore = ignored;
     dp->ignore_count = 2;
@@ -194,7 +199,7 @@ static void create_arrays(arrays *x, iso_unused unused) {
     iso_reducer_param param[ARRAYS] = {
         {.name = "a", .value = x->value[0], .count = LENGTH, .dtype = ISO_F32, .layer = 0},
         {.name = "b", .value = x->value[1], .count = LENGTH, .dtype = ISO_F32, .layer = 1}};
-    const iso_reducer_config config = {.zero = true, .unused = unused};
+    const iso_reducer_config config = {.zero = ZERO_STAGE, .unused = unused};
     iso_assert_ok(iso_reducer_create(test_comm, param, ARRAYS, &config, &x->reducer));
     iso_assert_ok(iso_reducer_set_apply(x->reducer, update_all, sizeof(double), x));
     iso_assert_ok(iso_reducer_set_apply_piece(x->reducer, ISO_REDUCER_ONLY, update_some));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ZeRO stage 1 with communication hooks: the bits of a run with the hook and without ZeRO.
+// ZeRO with communication hooks: the bits of a run with the hook and without ZeRO. Compiled for
+// stage 1, and with -DZERO_STAGE=2 for stage 2.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 
@@ -14,6 +15,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifndef ZERO_STAGE
+#define ZERO_STAGE 1
+#endif
 
 TestSuite(np1_zero_hooks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_zero_hooks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -42,7 +47,7 @@ static void make_hooks(void) {
 
 static bool weighs;
 static void share_out(iso_data_parallel_config *dp) {
-    dp->zero = true;
+    dp->zero = ZERO_STAGE;
     dp->by_weight = weighs;
 }
 static void share_nothing(iso_data_parallel_config *dp) { dp->by_weight = weighs; }

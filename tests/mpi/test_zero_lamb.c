@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ZeRO stage 1 with LAMB, whose steps need the norms of whole parameters.
+// ZeRO with LAMB, whose steps need the norms of whole parameters. Compiled for stage 1, and with
+// -DZERO_STAGE=2 for stage 2.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 
@@ -15,6 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef ZERO_STAGE
+#define ZERO_STAGE 1
+#endif
+
 TestSuite(np1_zero_lamb, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_zero_lamb, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_zero_lamb, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -28,7 +33,7 @@ static const double bound = 1e-6;
 static bool shares;
 static const char *const *own; // a parameter that is not exchanged, or NULL
 static void adjust(iso_data_parallel_config *dp) {
-    dp->zero = shares;
+    dp->zero = shares ? ZERO_STAGE : 0;
     dp->ignore = own;
     dp->ignore_count = own != NULL;
 }

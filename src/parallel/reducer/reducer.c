@@ -444,7 +444,8 @@ void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) {
                                .nccl = r->transport->nccl,
                                .exchanges = r->exchanged.exchanges,
                                .bytes_sent = r->exchanged.traffic.bytes_sent,
-                               .bytes_between_nodes = r->exchanged.traffic.bytes_between_nodes};
+                               .bytes_between_nodes = r->exchanged.traffic.bytes_between_nodes,
+                               .gradient_peak = iso__zero_peak(r->zero)};
     for (int b = 0; r->exchanges && b < r->layout.bucket_count; b++)
         if (!r->layout.bucket[b].local)
             stats.bytes_per_step += iso__coder_wire_bytes(&r->coder, b, &r->layout.bucket[b]);

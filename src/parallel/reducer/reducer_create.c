@@ -55,7 +55,13 @@ static iso_status check_sums(const iso_reducer_config *c, const iso__param_set *
     return ISO_OK;
 }
 
+enum { LAST_STAGE = 2 };
+
 static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *set) {
+    ISO_CHECK(c->zero >= 0 && c->zero <= LAST_STAGE, ISO_ERR_ARG,
+              "ZeRO stage %d: give 0 (no ZeRO), 1 (optimizer state is divided) or 2 (gradients, "
+              "too)",
+              c->zero);
     if (!c->zero) return ISO_OK;
     const iso_reducer_param *sparse = find_sparse(set->param, set->count);
     ISO_CHECK(!sparse, ISO_ERR_UNSUPPORTED,
@@ -110,7 +116,7 @@ static iso_status match_ranks(iso_reducer *r, const iso__param_set *set,
              unused[config->unused], average[config->average], config->split_factor, hook->name,
              iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
              config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
-             config->piece_bytes, config->sums, (int)config->zero, hook->start,
+             config->piece_bytes, config->sums, config->zero, hook->start,
              (unsigned long long)iso__coder_seed(&r->coder),
              (unsigned long long)iso__coder_fingerprint(&r->coder, r->layout.bucket_count),
              (int)config->keep_values, (int)config->by_weight);
@@ -162,9 +168,13 @@ static iso_status make_layout(iso_reducer *r, const iso__param_set *set,
     return iso__store_create(r->layout.bytes, config->device, &r->store);
 }
 
-static iso_status make_arena(iso_reducer *r) {
-    bool shareable = iso__scopes_may_share(r->scopes);
-    return iso_comm_agree(r->world, iso__store_make_arena(&r->store, shareable));
+// Gradients that are divided (ZeRO stage 2) are in memory of each rank alone: a rank cannot give
+// back pages that others read.
+static iso_status make_arena(iso_reducer *r, const iso_reducer_config *config) {
+    bool divides = config->zero > 1 && r->exchanges && iso_comm_size(r->world) > 1;
+    iso_status mine = divides ? iso__store_make_pages(&r->store)
+                              : iso__store_make_arena(&r->store, iso__scopes_may_share(r->scopes));
+    return iso_comm_agree(r->world, mine);
 }
 
 static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {
@@ -289,8 +299,14 @@ static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_c
     ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &r->world));
     ISO_TRY(iso__comm_locate(r->world));
     ISO_TRY(see_who_rides(r, config, sparse));
-    return iso__scopes_create(r->world, config->device, hook_of(config), r->exchanges, config->zero,
-                              sparse, &r->scopes);
+    return iso__scopes_create(r->world, config->device, hook_of(config), r->exchanges,
+                              config->zero > 0, sparse, &r->scopes);
+}
+
+static void log_share(const iso_reducer *r) { // on rank 0
+    if (!iso__zero_divides_gradients(r->zero) || iso_comm_rank(r->world) != 0) return;
+    iso__log(ISO_LOG_INFO, "ZeRO: %.3f of %.3f MB of gradients stay on this rank",
+             (double)r->layout.bytes / r->transport->shards * 1e-6, (double)r->layout.bytes * 1e-6);
 }
 
 // With a single rank there are no shards, and it updates everything.
@@ -301,6 +317,7 @@ static iso_status share_updates(iso_reducer *r) {
         mine = iso__zero_create(&r->layout, &r->store, r->transport, &r->zero);
     ISO_TRY(iso_comm_agree(r->world, mine));
     if (r->zero) ISO_TRY(iso__norms_create(&r->layout, r->world, &r->norms));
+    log_share(r);
     iso__appliers_set_zero(r->appliers, r->zero);
     iso__round_set_zero(r->round, r->zero, r->norms);
     return ISO_OK;
@@ -337,11 +354,11 @@ iso_status iso__reducer_create_sorted(iso_comm *comm, const iso_reducer_param *p
     if (!config) config = &plain;
     ISO_TRY_GOTO(iso_comm_agree(comm, iso__alloc_zero(sizeof(*r), (void **)&r)));
     r->sync = config->sync;
-    r->shares_updates = config->zero;
+    r->shares_updates = config->zero > 0;
     r->only = -1;
     ISO_TRY_GOTO(meet_ranks(r, comm, config, find_sparse(params, count) != NULL));
     ISO_TRY_GOTO(lay_out(r, params, count, config, key));
-    ISO_TRY_GOTO(make_arena(r));
+    ISO_TRY_GOTO(make_arena(r, config));
     ISO_TRY_GOTO(iso_comm_agree(r->world, make_parts(r, config)));
     ISO_TRY_GOTO(iso__reducer_choose_scope(r, config->scope));
     ISO_TRY_GOTO(share_updates(r));

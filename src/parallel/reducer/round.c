@@ -37,6 +37,7 @@ static iso_status post_bucket(iso__round *r, int b) {
     state->undivided = r->with.weights != NULL;
     iso__factors factor = factors_of(r, b);
     if (state->via->travels) iso__round_show_exchange(r, b);
+    if (r->zero) iso__zero_leaves(r->zero, b, r->issued == 1);
     ISO_TRY(state->via->ops->post(state->via, b, factor.before, factor.after));
     if (!state->via->travels || !is_blocking(r)) return ISO_OK;
     ISO_TRY(iso__round_arrive(r, b, NULL, NULL)); // applies the factor before the device gets it
@@ -167,13 +168,39 @@ static iso_status report_slot(iso__round *r, int s) {
 
 iso_status iso__round_advance(iso__round *r) {
     iso_comm_poll(r->with.world);
+    if (r->zero) iso__zero_trim(r->zero);
     if (r->shares) ISO_TRY(iso__round_publish_back(r));
     return iso__transport_advance(r->transport);
 }
 
+// Whether all ranks post this bucket without waiting for this rank. Not those behind a bucket that
+// has yet to leave; nor, if ranks use different parameters, those that leave when a backward ends.
+static bool may_await(const iso__round *r, int b) {
+    if (is_blocking(r) || r->with.unused != ISO_UNUSED_ERROR) return false;
+    for (int k = 0; k < b; k++)
+        if (r->bucket[k].stage == OPEN && !bucket_of(r, k)->local) return false;
+    return true;
+}
+
+// With ZeRO stage 2: holds the backward until the buckets under way have room.
+static iso_status await_room(iso__round *r) {
+    iso_status status = ISO_OK;
+    int64_t start = iso_now();
+    int b = iso__zero_crowded_by(r->zero);
+    if (b < 0 || !may_await(r, b)) return ISO_OK;
+    while (status == ISO_OK && b >= 0 && may_await(r, b)) {
+        status = iso__zero_await_back(r->zero, b);
+        b = iso__zero_crowded_by(r->zero);
+    }
+    iso__planner_waited(r->with.planner, start);
+    return status;
+}
+
 static iso_status go_on(iso__round *r) {
     ISO_TRY(iso__round_advance(r));
-    return r->complete_last >= 0 && r->with.sync != ISO_SYNC_EXPLICIT ? issue_ready(r) : ISO_OK;
+    if (r->complete_last < 0 || r->with.sync == ISO_SYNC_EXPLICIT) return ISO_OK;
+    ISO_TRY(issue_ready(r));
+    return await_room(r);
 }
 
 iso_status iso__round_piece_ready(iso__round *r, int i, int k) {
@@ -321,8 +348,10 @@ iso_status iso__round_finish(iso__round *r) {
     do {
         if (iso__round_is_open(r)) ISO_TRY(iso__round_close(r, r->with.unused));
         for (int b = 0; b < count; b++) ISO_TRY(iso__round_arrive_first(r, b));
-        // In the order of issue, in which they complete.
-        for (int b = 0; b < count; b++) ISO_TRY(iso__round_complete(r, b));
+        // In the order of issue, in which they complete; new values in the order of the forward, so
+        // that few buckets hold them at once.
+        bool down = r->shares && iso__zero_divides_gradients(r->zero);
+        for (int b = 0; b < count; b++) ISO_TRY(iso__round_complete(r, down ? count - 1 - b : b));
     } while (iso__round_is_open(r)); // reported while earlier exchanges were under way
     return finish_transport(r);
 }

@@ -64,13 +64,24 @@ static bool norms_are_here(const iso__round *r, int b) {
     return true;
 }
 
-// Whether go_on_with() can advance the bucket without waiting for other ranks.
+static bool is_shared(const iso__round *r, int b) { return r->shares && !bucket_of(r, b)->local; }
+
+// Whether its updates come in halves.
+static bool has_halves(const iso__round *r, int b) {
+    return is_shared(r, b) && iso__appliers_have_halves(r->with.appliers);
+}
+
+// Whether go_on_with() can advance the bucket without waiting for other ranks. With ZeRO, new
+// values may have to wait until others are in place.
 static bool is_due(const iso__round *r, int b) {
     const bucket_state *state = &r->bucket[b];
+    bool room = iso__zero_has_room(r->zero);
     if (state->stage == PUBLISHED) return iso__zero_is_collected(r->zero, b);
-    if (state->stage == MEASURED) return norms_are_here(r, b);
+    if (state->stage == MEASURED) return room && norms_are_here(r, b);
+    if (state->stage == UPDATED) return room;
     if (state->stage != POSTED) return false;
     if (!r->shares && !iso__appliers_await(r->with.appliers, b)) return false;
+    if (is_shared(r, b) && !has_halves(r, b) && !room) return false;
     return state->via->ops->is_back(state->via, b);
 }
 
@@ -157,6 +168,7 @@ iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double
     if (meanwhile) ISO_TRY(meanwhile->status);
     ISO_TRY(divide_sum(r, b, left));
     iso__sums_come(r->with.sums, r->with.store, bucket_of(r, b));
+    if (r->zero && !bucket_of(r, b)->local) iso__zero_arrived(r->zero, b);
     state->stage = ARRIVED;
     return ISO_OK;
 }
@@ -216,13 +228,6 @@ static iso_status update_bucket(iso__round *r, int b) {
 
 // ---- Values go to the other ranks -------------------------------------------------------------------
 
-static bool is_shared(const iso__round *r, int b) { return r->shares && !bucket_of(r, b)->local; }
-
-// Whether its updates come in halves.
-static bool has_halves(const iso__round *r, int b) {
-    return is_shared(r, b) && iso__appliers_have_halves(r->with.appliers);
-}
-
 static iso_status send_values(iso__round *r, int b) {
     r->bucket[b].stage = PUBLISHED; // if sending fails, collecting reports it
     iso__round_show_exchange(r, b);
@@ -250,7 +255,7 @@ static iso_status measure_bucket(iso__round *r, int b) {
 
 static bool is_unshared(const iso__round *r, int b) {
     bucket_stage stage = r->bucket[b].stage;
-    return stage == POSTED || stage == ARRIVED || stage == MEASURED;
+    return stage == POSTED || stage == ARRIVED || stage == MEASURED || stage == UPDATED;
 }
 
 // The last bucket that waits to be published; -1: there is none.
@@ -293,6 +298,7 @@ static iso_status finish_measured(iso__round *r, int b) {
 
 static iso_status publish_bucket(iso__round *r, int b) {
     bool there = r->bucket[b].stage == POSTED || r->bucket[b].stage == ARRIVED;
+    if (r->bucket[b].stage == UPDATED) return send_values(r, b);
     if (has_halves(r, b)) {
         ISO_TRY(measure_bucket(r, b));
         return r->bucket[b].stage == MEASURED ? finish_measured(r, b) : ISO_OK;
@@ -311,6 +317,8 @@ iso_status iso__round_publish_back(iso__round *r) {
             ISO_TRY(has_halves(r, b) ? measure_bucket(r, b) : publish_bucket(r, b));
         else if (r->bucket[b].stage == MEASURED && is_due(r, b))
             ISO_TRY(finish_measured(r, b));
+        else if (r->bucket[b].stage == UPDATED && is_due(r, b))
+            ISO_TRY(send_values(r, b));
     return ISO_OK;
 }
 
@@ -353,7 +361,8 @@ iso_status iso__round_share(iso__round *r) {
             ISO_TRY(measure_now(r, b, 1, true));
             continue;
         }
-        ISO_TRY(send_values(r, b));
+        r->bucket[b].stage = UPDATED;
+        if (iso__zero_has_room(r->zero)) ISO_TRY(send_values(r, b));
     }
     if (r->busy == 0) restart_list(r);
     return ISO_OK;
@@ -365,6 +374,7 @@ iso_status iso__round_share(iso__round *r) {
 static iso_status go_on_with(iso__round *r, int b) {
     if (r->bucket[b].stage == PUBLISHED) return collect_bucket(r, b);
     if (r->bucket[b].stage == MEASURED) return finish_measured(r, b);
+    if (r->bucket[b].stage == UPDATED) return send_values(r, b);
     if (has_halves(r, b)) return measure_bucket(r, b);
     if (is_shared(r, b)) return publish_bucket(r, b);
     ISO_TRY(update_bucket(r, b));
@@ -372,13 +382,15 @@ static iso_status go_on_with(iso__round *r, int b) {
     return ISO_OK;
 }
 
-// With ZeRO, publishes all later buckets first: they leave in this order.
+// With ZeRO, publishes all later buckets first: they leave in this order. If stage 2 held others
+// back, there may be room for them afterwards.
 iso_status iso__round_complete(iso__round *r, int b) {
     if (r->bucket[b].stage == OPEN) return ISO_OK;
     ISO_TRY(measure_from(r, b));
     for (int k = is_shared(r, b) ? find_unshared(r) : b; k > b; k--) ISO_TRY(publish_bucket(r, k));
     while (r->bucket[b].stage != OPEN) ISO_TRY(go_on_with(r, b));
-    return ISO_OK;
+    bool makes_room = r->shares && iso__zero_divides_gradients(r->zero);
+    return makes_room ? iso__round_publish_back(r) : ISO_OK;
 }
 
 // A wait between updates would split the updates that a device launches together.

@@ -8,8 +8,9 @@
 #include "parallel/reducer/slot_types.h"
 #include "parallel/reducer/used_params.h"
 
-// MEASURED: the first halves of its updates are made, and what they measured is under way.
-typedef enum bucket_stage { OPEN, POSTED, ARRIVED, MEASURED, PUBLISHED } bucket_stage;
+// MEASURED: the first halves of its updates are made, and what they measured is under way. UPDATED:
+// its updates are made, and its values have yet to be published.
+typedef enum bucket_stage { OPEN, POSTED, ARRIVED, MEASURED, UPDATED, PUBLISHED } bucket_stage;
 
 typedef struct bucket_state {
     bucket_stage stage;

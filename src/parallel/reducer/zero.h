@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Private to the reducer: ZeRO stage 1 (Rajbhandari et al., SC 2020). Each rank updates its shard
-// of every bucket. The new values go to the other ranks in the bucket's memory, in place of the
-// gradients.
+// Private to the reducer: ZeRO (Rajbhandari et al., SC 2020). Each rank updates its shard of every
+// bucket. The new values go to the other ranks in the bucket's memory, in place of the gradients.
+//
+// In stage 2 a rank keeps only the gradients of its shard: the memory of the other shards goes back
+// to the system once a bucket's sum is here, and that of the whole bucket once the values are in
+// place. Since new values use the memory of gradients again, few buckets at a time may be under
+// way to the other ranks. Nor may a backward run far ahead of the exchange.
 #ifndef ISO_ZERO_H
 #define ISO_ZERO_H
 
@@ -10,7 +14,8 @@
 
 typedef struct iso__zero iso__zero;
 
-// Borrows its arguments. transport: one for ZeRO (publish, collect).
+// Borrows its arguments. transport: one for ZeRO (publish, collect). The stage is 2 if the store
+// can give back memory (pages), otherwise 1.
 iso_status iso__zero_create(const iso__layout *layout, const iso__store *store,
                             iso__transport *transport, iso__zero **out);
 void iso__zero_destroy(iso__zero **zero); // accepts NULL
@@ -23,6 +28,28 @@ typedef struct iso__own {
 // every rank updates all of them.
 iso__own iso__zero_shard(const iso__zero *z, const iso__layout *l, int slot, int shard);
 iso__own iso__zero_own(const iso__zero *z, const iso__layout *l, int slot); // for this rank
+
+// ---- Stage 2; in stage 1 these calls do nothing ----
+
+// A bucket is about to be posted. first: it is the first of its list.
+void iso__zero_leaves(iso__zero *z, int bucket, bool first);
+// Drops the shards of other ranks of the buckets that are back. Local, never waits.
+void iso__zero_trim(iso__zero *z);
+// A bucket has arrived: drops the shards of the other ranks.
+void iso__zero_arrived(iso__zero *z, int bucket);
+// Buckets whose other shards are not dropped yet have more bytes than they may: returns the one to
+// wait for (iso__zero_await_back), otherwise -1.
+int iso__zero_crowded_by(const iso__zero *z); // accepts NULL
+iso_status iso__zero_await_back(iso__zero *z, int bucket);
+// Whether gradients are divided.
+bool iso__zero_divides_gradients(const iso__zero *z); // accepts NULL
+// Whether another bucket may be published now. In stage 1 always.
+bool iso__zero_has_room(const iso__zero *z); // accepts NULL
+// The most bytes of gradient memory that were resident at once, as the system said when a bucket
+// left and when its values were here. 0 in stage 1.
+size_t iso__zero_peak(const iso__zero *z); // accepts NULL
+
+// ---- Values ----
 
 // Sends the new values of this rank's shard to the other ranks.
 iso_status iso__zero_publish(iso__zero *z, int bucket);
