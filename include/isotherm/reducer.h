@@ -204,9 +204,9 @@ typedef struct iso_reducer_config {
     // two buckets, or those that fill 8 MiB. A backward with ISO_SYNC_LAZY and ISO_UNUSED_ERROR
     // waits rather than hold more. Addresses stay the same, and results have the bits of stage 1.
     // Several backwards whose gradients are added before one exchange, as in no_sync, hold all
-    // gradients until then. So does a hook that changes how gradients travel, until step() or a
-    // wait. Arrays of your own (iso_reducer_param.gradient) are not given back. The ranks of a node
-    // exchange messages rather than share memory.
+    // gradients until then, as does ISO_SYNC_EXPLICIT; and a hook that changes how gradients
+    // travel, until step() or a wait. Arrays of your own (iso_reducer_param.gradient) are not given
+    // back. The ranks of a node exchange messages rather than share memory.
     //
     // ISO_ERR_UNSUPPORTED for a device with memory of its own, another scope than ISO_SCOPE_WORLD,
     // or sparse gradients. ISO_ERR_ARG for another stage.
