@@ -18,7 +18,7 @@
 typedef struct gradient_values {
     const char *wire;
     double topk_ratio, randomk_ratio;
-    int64_t powersgd_rank, powersgd_start;
+    int64_t powersgd_rank, powersgd_start, zero_stage;
     bool powersgd_batched, zero;
 } gradient_values;
 
@@ -47,6 +47,9 @@ static const iso_setting gradient_setting[] = {
      .meaning = "each bucket travels as one matrix (PyTorch: batched_powerSGD_hook)"},
     {"zero", ISO_SETTING_SWITCH, AT(zero), .initial = "no",
      .meaning = "ZeRO stage 1: divide optimizer state and updates among ranks"},
+    {"zero-stage", ISO_SETTING_INTEGER, AT(zero_stage), .low = 0, .high = 2, .initial = "0",
+     .instead = "zero",
+     .meaning = "stage of ZeRO, instead of --zero; 2 divides gradients, too; 0: no ZeRO"},
 };
 static iso_sync blocking = ISO_SYNC_BLOCKING, lazy = ISO_SYNC_LAZY, all_at_once = ISO_SYNC_EXPLICIT;
 #define OF_GRADIENTS(sync)                                                                         \
@@ -94,7 +97,7 @@ static iso_status wrap_gradients(const iso_strategy_context *context, iso_module
     ISO_TRY_GOTO(choose_hook(&values, &chosen));
     // Without the setting, the hook of the context stays.
     if (!config.hook || iso_settings_has(context->settings, "wire")) config.hook = &chosen.hook;
-    config.zero = values.zero;
+    config.zero = values.zero ? 1 : (int)values.zero_stage;
     ISO_TRY(iso_data_parallel_create_take(module, context->comm, &config, out));
     return ISO_OK;
 fail:

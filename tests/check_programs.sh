@@ -498,6 +498,11 @@ grep -q '^forward .* ms, backward .* during backward (means on rank 0)$' stdout 
 grep '"event":"times"' "$out/log" | sed 's/[^0-9.,]//g' | # forward, backward, exchange, overlap
     awk -F , '{ exit !($2 > 0 && $3 > 0 && $4 > 0 && $5 <= $4) }' || good=1
 result "$good" "--stats tells of each bucket when it was ready, left and came back"
+run_anew 2 "$train" --model mlp --steps 20 --sync lazy --zero-stage 2 --stats --log "$out/log"
+[ "$status" = 0 ] && [ "$(field param_hash "$out/log")" = "$lazy" ] &&
+    grep -q '^at most [0-9.]* MB of gradients were in memory at once on rank 0$' stdout &&
+    grep -q '"event":"gradient_memory","peak_bytes":[1-9]' "$out/log"
+result $? "--zero-stage 2 gives the parameters of lazy, and --stats tells what gradients took"
 
 run_anew 2 "$train" --model mlp --steps 20 --sync lazy --wire bf16 --quiet --log "$out/log"
 rounded=$(field param_hash "$out/log")
@@ -624,6 +629,7 @@ result $? "tuned buckets are tried, chosen and logged, and change no bit"
 refused 2 "buckets of a wire that remembers" '--rebuild cannot be combined with --wire int8' \
     --rebuild ready --wire int8 --data nowhere
 refused 2 "buckets of ZeRO" '--rebuild cannot be combined with --zero' --rebuild tuned --zero --data nowhere
+refused 2 "buckets of ZeRO stage 2" '--rebuild cannot be combined with --zero' --rebuild ready --zero-stage 2 --data nowhere
 refused 2 "buckets of daso" '--rebuild cannot be combined with --sync daso' --rebuild ready --sync daso --data nowhere
 
 run_anew 0 "$train" --data good --epochs 1 --log "$out/log"

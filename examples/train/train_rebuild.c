@@ -13,6 +13,7 @@ enum { SIZES = sizeof(sizes) / sizeof(sizes[0]) };
 iso_status train_rebuild_check(const train_options *o) {
     const iso_strategy *strategy;
     const char *wire = train_setting_text(o, "wire"), *zero = train_setting_text(o, "zero");
+    const char *stage = train_setting_text(o, "zero-stage");
     if (strcmp(o->rebuild, "no") == 0) return ISO_OK;
     TRY(iso_strategy_find(o->sync, &strategy));
     if (strategy->finish)
@@ -25,7 +26,7 @@ iso_status train_rebuild_check(const train_options *o) {
                            "--rebuild cannot be combined with --wire %s, whose results depend on "
                            "which gradients share a bucket: give f32, bf16 or f16",
                            wire);
-    if (zero && strcmp(zero, "yes") == 0)
+    if ((zero && strcmp(zero, "yes") == 0) || (stage && strcmp(stage, "0") != 0))
         return train_error(ISO_ERR_ARG,
                            "--rebuild cannot be combined with --zero, where each rank has the "
                            "optimizer state of its part of the buckets: remove one of them");

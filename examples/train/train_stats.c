@@ -68,6 +68,16 @@ static iso_status tell_times(const train_run *run, FILE *to) {
     return ISO_OK;
 }
 
+// With ZeRO stage 2.
+static void tell_peak(const train_run *run, FILE *to, const iso_reducer_stats *all) {
+    iso_json_begin(run->log, "gradient_memory");
+    iso_json_int(run->log, "peak_bytes", (int64_t)all->gradient_peak);
+    iso_json_end(run->log);
+    if (to)
+        fprintf(to, "at most %.3f MB of gradients were in memory at once on rank 0\n",
+                (double)all->gradient_peak * 1e-6);
+}
+
 iso_status train_stats_tell(const train_run *run, const train_result *result) {
     const iso_reducer *reducer = iso_data_parallel_reducer(run->model);
     FILE *to = run->world->rank == 0 ? stdout : NULL;
@@ -88,6 +98,7 @@ iso_status train_stats_tell(const train_run *run, const train_result *result) {
         if (to) tell_bucket(to, &b, all.nccl);
     }
     TRY(tell_times(run, to));
+    if (all.gradient_peak > 0) tell_peak(run, to, &all);
     bool beside = strcmp(iso_device_name(run->world->device), "cpu") != 0;
     if (to && !run->periodic) tell_hidden(to, result, beside);
     return train_straggler_tell(run, to, result->step_ms_p50);
