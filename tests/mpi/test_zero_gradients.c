@@ -49,7 +49,7 @@ static iso_status descend(int i, size_t first, size_t count, void *gradient, dou
     return ISO_OK;
 }
 
-static void create_arrays(arrays *x, const iso_reducer_config *config) {
+static void create_arrays_on(arrays *x, iso_comm *comm, const iso_reducer_config *config) {
     iso_reducer_param param[ARRAYS];
     *x = (arrays){.reducer = NULL};
     for (int i = 0; i < ARRAYS; i++) {
@@ -58,7 +58,7 @@ static void create_arrays(arrays *x, const iso_reducer_config *config) {
         param[i] = (iso_reducer_param){
             .name = x->name[i], .value = x->value[i], .count = LENGTH, .layer = i};
     }
-    iso_assert_ok(iso_reducer_create(test_comm, param, ARRAYS, config, &x->reducer));
+    iso_assert_ok(iso_reducer_create(comm, param, ARRAYS, config, &x->reducer));
     iso_assert_ok(iso_reducer_set_apply(x->reducer, refuse_whole, sizeof(double), x));
     iso_assert_ok(iso_reducer_set_apply_piece(x->reducer, ISO_REDUCER_ONLY, descend));
     x->gradients = iso_reducer_grad(x->reducer, 0);
@@ -66,6 +66,10 @@ static void create_arrays(arrays *x, const iso_reducer_config *config) {
         char *other = iso_reducer_grad(x->reducer, i);
         if (other < x->gradients) x->gradients = other;
     }
+}
+
+static void create_arrays(arrays *x, const iso_reducer_config *config) {
+    create_arrays_on(x, test_comm, config);
 }
 
 static void destroy_arrays(arrays *x) {
@@ -230,6 +234,33 @@ Test(np2_zero_gradients, stage_1_holds_gradients) {
     iso_assert_all(stats.gradient_peak == 0);
     iso_reducer_zero_grad(x.reducer);
     destroy_arrays(&x);
+}
+
+// A rank that is held reports a time-out, and can go on.
+Test(np2_zero_gradients, a_backward_that_is_held_can_time_out) {
+    const iso_reducer_config config = config_of(ISO_SYNC_LAZY, 2);
+    const iso_comm_config impatient = {.timeout_s = IMPATIENT};
+    const double lr = 1;
+    bool late = false, good = true;
+    iso_comm *comm;
+    arrays x;
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &impatient, &comm));
+    create_arrays_on(&x, comm, &config);
+    if (test_rank == 1) usleep(SLOW);
+    for (int i = ARRAYS - 1; i >= 0; i--) {
+        write_gradient(&x, i, 0, false);
+        iso_status status = iso_reducer_grad_ready(x.reducer, i);
+        late = late || status == ISO_ERR_TIMEOUT;
+        good = good && (status == ISO_OK || status == ISO_ERR_TIMEOUT);
+    }
+    iso_assert_all(good && (late || test_rank == 1));
+    iso_assert_ok(iso_reducer_step(x.reducer, &lr));
+    iso_status status;
+    while ((status = iso_reducer_finish(x.reducer)) == ISO_ERR_TIMEOUT) continue;
+    iso_assert_ok(status);
+    iso_assert_all(values_are(&x, 1, 1));
+    destroy_arrays(&x);
+    iso_comm_destroy(&comm);
 }
 
 // ---- Orders of calls --------------------------------------------------------------------------------
