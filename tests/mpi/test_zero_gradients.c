@@ -176,6 +176,9 @@ static void blocking_holds_shards(void) {
     }
     // The process itself has not grown by more, after the first step.
     iso_assert_all(after == 0 || after - before < bound(1, ARRAYS) + ((size_t)1 << 20));
+    double ms = 0;
+    iso_assert_ok(iso_reducer_measure_exchange(x.reducer, 1, &ms));
+    iso_assert_all(values_are(&x, 3, 1) && resident_bytes(&x) <= bound(0, 0));
     iso_reducer_get_stats(x.reducer, &stats);
     iso_assert_all(stats.gradient_peak >= most && stats.gradient_peak <= bound(6, ARRAYS));
     destroy_arrays(&x);

@@ -29,15 +29,17 @@ static iso_status exchange_once(iso_reducer *r, double *ms) {
 // slow.
 static iso_status clear_store(iso_reducer *r) {
     iso_device *device = r->store.device;
-    if (device) ISO_TRY(device->ops->remote->finish(device)); // pending copies out of the arena
+    if (!device) return iso__store_zero(&r->store, 0, r->store.bytes);
+    ISO_TRY(device->ops->remote->finish(device)); // pending copies out of the arena
     memset(r->store.arena, 0, r->store.bytes);
-    return device ? iso__store_zero(&r->store, 0, r->store.bytes) : ISO_OK;
+    return iso__store_zero(&r->store, 0, r->store.bytes);
 }
 
 static iso_status measure_each(iso_reducer *r, int repeats, double *each) {
     ISO_TRY(clear_store(r));
     for (int i = -1; i < repeats; i++) // the first one warms up
         ISO_TRY(exchange_once(r, &each[i < 0 ? 0 : i]));
+    iso__store_drop(&r->store, 0, r->store.bytes);
     return iso_comm_allreduce_f64(r->world, each, (size_t)repeats, ISO_MAX);
 }
 
