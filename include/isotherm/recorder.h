@@ -18,8 +18,11 @@ extern "C" {
 #endif
 
 #define ISO_RECORDER_MAGIC "isorec01" // 8 characters, without the terminating zero
-#ifndef ISO_RECORDER_RECORDS // "make fuzz" tries shorter records
+// "make fuzz" tries shorter records.
+#ifndef ISO_RECORDER_RECORDS
 #define ISO_RECORDER_RECORDS 4096
+#endif
+#ifndef ISO_RECORDER_STREAMS
 #define ISO_RECORDER_STREAMS 128
 #endif
 enum { ISO_RECORDER_TEXT = 512 };
