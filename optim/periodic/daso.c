@@ -10,7 +10,6 @@
 const iso_daso_config iso_daso_default = ISO_DASO_DEFAULT;
 
 enum { FRAGMENT_NUMBERS = 4 }; // count, order, period, wait
-enum { TRAINER_NUMBERS = 2 };  // trainers, ranks
 
 typedef struct daso {
     iso__periodic engine; // first: its base is the optimizer
@@ -22,7 +21,6 @@ typedef struct daso {
     int64_t levels[2 * ISO_DASO_LEVELS]; // periods and ranks, for saved state
     int64_t fragments[FRAGMENT_NUMBERS]; // likewise
     int64_t outer_skip;                  // likewise
-    int64_t trainers[TRAINER_NUMBERS];   // likewise
     char reason[128];
 } daso;
 
@@ -282,11 +280,6 @@ static void list_fragments(const iso_daso_config *config, int64_t out[FRAGMENT_N
     out[3] = config->batches_to_wait;
 }
 
-static void list_trainers(const daso *self, int64_t out[TRAINER_NUMBERS]) {
-    out[0] = self->engine.layout->nodes;
-    out[1] = iso_comm_size(self->engine.comm);
-}
-
 static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
     daso *self = self_of(optimizer);
     ISO_TRY(iso__periodic_state(&self->engine, to));
@@ -307,11 +300,7 @@ static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
         ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/outer_skip", ISO_STATE_I64, 1,
                                    &self->outer_skip));
     }
-    if (self->config.tournament) {
-        list_trainers(self, self->trainers);
-        ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/trainers", ISO_STATE_I64,
-                                   TRAINER_NUMBERS, self->trainers));
-    }
+    ISO_TRY(iso__match_state(&self->engine, to));
     if (self->config.asynchronous)
         ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/sent_at", ISO_STATE_I64, 1,
                                    &self->engine.async.sent_at));
@@ -360,20 +349,6 @@ static iso_status check_outer_skip(const daso *self) {
     return ISO_OK;
 }
 
-// Each trainer has its own model: on other ranks there would be nothing but their mean.
-static iso_status check_trainers(const daso *self) {
-    int64_t mine[TRAINER_NUMBERS];
-    const int64_t *saved = self->trainers;
-    if (!self->config.tournament) return ISO_OK;
-    list_trainers(self, mine);
-    ISO_CHECK(memcmp(mine, saved, sizeof(mine)) == 0, ISO_ERR_MISMATCH,
-              "the state was saved by a tournament of %lld trainer%s on %lld rank%s, and this one "
-              "has %lld on %lld: continue on as many, or start a new run from a checkpoint",
-              (long long)saved[0], ISO_PLURAL(saved[0]), (long long)saved[1], ISO_PLURAL(saved[1]),
-              (long long)mine[0], (long long)mine[1]);
-    return ISO_OK;
-}
-
 // A warm-up that is over has no effect any more.
 static bool has_phases(const iso__daso_schedule *saved, const iso__daso_schedule *mine) {
     bool warm = saved->warmup == mine->warmup || saved->step >= saved->warmup;
@@ -399,7 +374,7 @@ static iso_status check_loaded(iso_optimizer *optimizer) {
     ISO_TRY(check_levels(self));
     ISO_TRY(check_fragments(self));
     ISO_TRY(check_outer_skip(self));
-    ISO_TRY(check_trainers(self));
+    ISO_TRY(iso__match_loaded(&self->engine));
     iso__daso_schedule mine;
     const iso__daso_schedule *s = &self->schedule;
     bool returns = false, cycled = s->cooldown == 0 && s->total > s->warmup && s->step >= s->total;

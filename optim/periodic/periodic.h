@@ -111,7 +111,8 @@ typedef struct iso__async {
     void *changed_user;
 } iso__async;
 
-// Of tournaments.
+// Of tournaments. In saved state: trainers, ranks, a hash of the trainer of each rank, `chosen`.
+enum { ISO__MATCH_NUMBERS = 4 };
 typedef struct iso__match {
     int *order, *partner; // [trainers]
     double *table;        // scores of all trainers
@@ -119,7 +120,9 @@ typedef struct iso__match {
     iso_evaluation own;   // its score
     // Takes the place of iso__periodic_exact_mean. NULL: there are no tournaments.
     iso_status (*choose)(struct iso__periodic *p, iso__payload payload, const float **model);
-    bool chosen; // all ranks have the model that won, and no step was made since
+    bool chosen;     // all ranks have the model that won, and no step was made since
+    int64_t members; // a hash of the trainer of each rank
+    int64_t saved[ISO__MATCH_NUMBERS];
 } iso__match;
 
 enum { ISO__PERIODIC_NUMBERS = 16 };
@@ -265,9 +268,13 @@ iso_status iso__async_end(iso__periodic *p, int64_t step);
 
 // ---- periodic_match.c -----------------------------------------------------------------------------
 
-// Both do nothing without a tournament. open is collective.
+// These do nothing without a tournament. open is collective.
 iso_status iso__match_open(iso__periodic *p);
 void iso__match_close(iso__periodic *p);
+// loaded: ISO_ERR_MISMATCH, on all ranks, unless all of them have the same trainers as when the
+// state was saved.
+iso_status iso__match_state(iso__periodic *p, iso_state *state);
+iso_status iso__match_loaded(iso__periodic *p);
 // The partner of this node in tournament number `turn`.
 int iso__match_partner(iso__periodic *p, int64_t turn);
 // Scores the model of now, if there are tournaments. Waits for ranks of this node only. Leaves an

@@ -9,6 +9,7 @@
 
 #include "comm/comm_calls.h"
 #include "comm/traffic.h"
+#include "optim/resume/resume_impl.h"
 
 #include <math.h>
 
@@ -168,10 +169,25 @@ static iso_status allocate_match(iso__match *m, int trainers) {
     return iso__alloc_zero(count * COLUMNS * sizeof(*m->table), (void **)&m->table);
 }
 
+// Equal numbers of ranks and trainers do not make equal trainers.
+static iso_status hash_members(const iso__periodic *p, int64_t *out) {
+    void *memory;
+    size_t ranks = (size_t)iso_comm_size(p->comm);
+    ISO_TRY(iso__comm_alloc_zero(p->comm, ranks * sizeof(int64_t), &memory));
+    int64_t *trainer = memory;
+    trainer[iso_comm_rank(p->comm)] = p->layout->node_index;
+    iso_status status = iso_comm_allreduce_i64(p->comm, trainer, ranks, ISO_SUM);
+    *out = (int64_t)iso__hash(ISO_HASH_START, trainer, ranks * sizeof(*trainer));
+    iso__free(memory);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
 iso_status iso__match_open(iso__periodic *p) {
     int trainers = p->layout->nodes, ranks = iso_comm_size(p->comm);
     if (!p->config.tournament) return ISO_OK;
     ISO_TRY(iso_comm_agree(p->comm, allocate_match(&p->match, trainers)));
+    ISO_TRY(hash_members(p, &p->match.members));
     p->match.choose = choose_model;
     if (trainers == 1 && ranks > 1 && iso_comm_rank(p->comm) == 0)
         iso__log(ISO_LOG_WARN,
@@ -186,4 +202,42 @@ void iso__match_close(iso__periodic *p) {
     iso__free(p->match.partner);
     iso__free(p->match.table);
     p->match = (iso__match){0};
+}
+
+// ---- Saved state ----------------------------------------------------------------------------------
+
+enum { TRAINERS, RANKS, MEMBERS, CHOSEN };
+
+static void list_numbers(const iso__periodic *p, int64_t out[ISO__MATCH_NUMBERS]) {
+    out[TRAINERS] = p->layout->nodes;
+    out[RANKS] = iso_comm_size(p->comm);
+    out[MEMBERS] = p->match.members;
+    out[CHOSEN] = p->match.chosen;
+}
+
+iso_status iso__match_state(iso__periodic *p, iso_state *state) {
+    if (!p->config.tournament) return ISO_OK;
+    list_numbers(p, p->match.saved);
+    return iso__state_add_own(state, ISO_OWN_RANK0, "daso/trainers", ISO_STATE_I64,
+                              ISO__MATCH_NUMBERS, p->match.saved);
+}
+
+// Each trainer has its own model: on other ranks there would be nothing but their mean.
+iso_status iso__match_loaded(iso__periodic *p) {
+    int64_t mine[ISO__MATCH_NUMBERS];
+    const int64_t *saved = p->match.saved;
+    if (!p->config.tournament) return ISO_OK;
+    list_numbers(p, mine);
+    ISO_CHECK(mine[TRAINERS] == saved[TRAINERS] && mine[RANKS] == saved[RANKS], ISO_ERR_MISMATCH,
+              "the state was saved by a tournament of %lld trainer%s on %lld rank%s, and this one "
+              "has %lld on %lld: continue on as many, or start a new run from a checkpoint",
+              (long long)saved[TRAINERS], ISO_PLURAL(saved[TRAINERS]), (long long)saved[RANKS],
+              ISO_PLURAL(saved[RANKS]), (long long)mine[TRAINERS], (long long)mine[RANKS]);
+    ISO_CHECK(mine[MEMBERS] == saved[MEMBERS], ISO_ERR_MISMATCH,
+              "the state was saved by a tournament of %lld trainer%s that had other ranks than "
+              "those of this one: continue with the same ranks in each node, or start a new run "
+              "from a checkpoint",
+              (long long)saved[TRAINERS], ISO_PLURAL(saved[TRAINERS]));
+    p->match.chosen = saved[CHOSEN];
+    return ISO_OK;
 }

@@ -350,3 +350,45 @@ static void goes_on(int ranks_per_node) {
 Test(np2_tournament, goes_on_from_a_saved_state) { goes_on(1); }
 Test(np3_tournament, goes_on_from_a_saved_state) { goes_on(1); }
 Test(np4_tournament, goes_on_from_a_saved_state) { goes_on(2); }
+
+// A value that is not the mean of three of it, as that rounds.
+static float uneven_value(void) {
+    float value = 0.5f;
+    volatile float sum;
+    do {
+        value += 1e-4f;
+        sum = value + value;
+        sum = sum + value;
+        sum = sum * (1.0f / 3);
+    } while (sum == value);
+    return value;
+}
+
+// Behind the last step all have the model that won. The end of a run that goes on from there keeps
+// its buffers to the last bit.
+Test(np3_tournament, the_end_of_a_saved_run_keeps_the_best_model) {
+    tournament_run r;
+    tournament_describe(&r, 3, 0);
+    r.c.train.build = build_norm;
+    iso_assert_ok(tournament_open(&r));
+    size_t bytes = tournament_copy(&r, NULL, false);
+    char *ended = malloc(bytes), *resumed = malloc(bytes);
+    iso_assert_ok(trainer_go_on(&r.t, 0, STEPS));
+    size_t buffers = tournament_copy_part(&r, TOURNAMENT_BUFFERS, NULL, false) / sizeof(float);
+    float *values = calloc(buffers, sizeof(*values));
+    for (size_t i = 0; i < buffers; i++) values[i] = uneven_value();
+    tournament_copy_part(&r, TOURNAMENT_BUFFERS, (char *)values, true);
+    free(values);
+    iso_assert_ok(daso_exchange_state(&r.t, STEPS, true));
+    iso_assert_ok(iso_daso_finish(r.t.optimizer));
+    tournament_copy(&r, ended, false);
+    tournament_close(&r);
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_ok(daso_exchange_state(&r.t, STEPS, false));
+    iso_assert_ok(iso_daso_finish(r.t.optimizer));
+    tournament_copy(&r, resumed, false);
+    iso_assert_all(memcmp(ended, resumed, bytes) == 0);
+    free(resumed);
+    free(ended);
+    tournament_close(&r);
+}

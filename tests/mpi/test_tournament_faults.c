@@ -159,6 +159,23 @@ Test(np4_tournament_faults, goes_on_with_as_many_trainers_only) {
     tournament_close(&r);
 }
 
+// As many trainers on as many ranks: {0, 1} and {2, 3} have saved, {0, 1, 2} and {3} load.
+Test(np4_tournament_faults, goes_on_with_the_same_trainers_only) {
+    tournament_run r;
+    tournament_describe(&r, 3, 0);
+    r.c.ranks_per_node = 2;
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_ok(trainer_go_on(&r.t, 0, 4));
+    iso_assert_ok(daso_exchange_state(&r.t, 4, true));
+    tournament_close(&r);
+    r.c.ranks_per_node = 3;
+    iso_assert_ok(tournament_open(&r));
+    iso_status status = daso_exchange_state(&r.t, 4, false);
+    iso_assert_all(status == ISO_ERR_MISMATCH &&
+                   strstr(iso_last_error()->message, "2 trainers that had other ranks than"));
+    tournament_close(&r);
+}
+
 Test(np2_tournament_faults, what_does_not_go_with_it_is_refused) {
     for (int i = 0; i < 10; i++) {
         tournament_run r;
