@@ -34,8 +34,9 @@ typedef struct iso_tournament {
     // `samples`; a metric of your own may take the place of either. Called on every rank, twice in
     // a tournament, once before each choice of one model (see iso_tournament_config). Ranks call it
     // at different times: it must not communicate with other ranks, and must not change the model.
-    // The score of a trainer is the mean over its ranks, weighted by samples. If the call fails on
-    // any rank, every rank gets an error, and no model changes.
+    // The score of a trainer is the mean over its ranks, weighted by samples. A rank without
+    // samples sets `samples` to 0: it adds nothing. If a trainer has no samples at all
+    // (ISO_ERR_ARG), or the call fails on any rank, every rank gets an error, and no model changes.
     iso_status (*score)(iso_module *model, iso_evaluation *out, void *user);
     // Called on rank 0 for every trainer, in their order, after each tournament; NULL: not called.
     void (*told)(const iso_match *match, void *user);

@@ -36,10 +36,22 @@ void iso__match_score_own(iso__periodic *p) {
     if (p->match.status == ISO_OK) p->match.status = score_model(p, &p->match.own);
 }
 
+// Without samples, loss and accuracy say nothing, and may be NaN.
 static void add_score(double *row, const iso_evaluation *score) {
+    if (score->samples <= 0) return;
     row[LOSS] = score->loss * (double)score->samples;
     row[ACCURACY] = score->accuracy * (double)score->samples;
     row[SAMPLES] = (double)score->samples;
+}
+
+// All ranks have the table, so all of them refuse the same.
+static iso_status check_samples(const iso__periodic *p) {
+    for (int i = 0; i < p->layout->nodes; i++)
+        ISO_CHECK(p->match.table[i * COLUMNS + SAMPLES] > 0, ISO_ERR_ARG,
+                  "trainer %d has no held-out samples: let `score` of the tournament use at least "
+                  "one on any of its ranks",
+                  i);
+    return ISO_OK;
 }
 
 // theirs: NULL if there is no other model. NaN and infinity stay in their row.
@@ -51,7 +63,7 @@ static iso_status share_scores(iso__periodic *p, const iso_evaluation *theirs) {
     if (theirs) add_score(row + SCORED, theirs);
     if (p->layout->local_rank == 0) row[ROOT] = iso_comm_rank(p->comm);
     ISO_TRY(iso_comm_allreduce_f64(p->comm, p->match.table, count, ISO_SUM));
-    return ISO_OK;
+    return check_samples(p);
 }
 
 // Of a trainer's own model, or of its partner's.

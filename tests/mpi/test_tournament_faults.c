@@ -6,6 +6,8 @@
 #include "common/tensor_access.h"
 #include "common/tournament_fixture.h"
 
+#include "optim/periodic/periodic.h"
+
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -139,6 +141,69 @@ Test(np2_tournament_faults, one_trainer_is_warned) {
     iso_assert_all(test_rank != 0 || log_said("there is one trainer, of 2 ranks", 1));
     iso_assert_ok(trainer_go_on(&r.t, 0, STEPS));
     iso_assert_all(daso_equal(&r.t));
+    tournament_close(&r);
+}
+
+// ---- Ranks without samples ----------------------------------------------------------------------
+
+// What a rank without samples reports: anything, or zeros.
+static double reported;
+static iso_status score_on_even_ranks(iso_module *model, iso_evaluation *out, void *user) {
+    ISO_TRY(tournament_judge_model(model, out, user));
+    if (test_rank % 2) *out = (iso_evaluation){.loss = reported, .accuracy = reported};
+    return ISO_OK;
+}
+
+static uint64_t train_on_even_scores(double value, tournament_run *r) {
+    uint64_t hash = 0;
+    reported = value;
+    tournament_describe(r, 2, 0);
+    r->c.ranks_per_node = 2;
+    r->tournament.score = score_on_even_ranks;
+    iso_assert_ok(tournament_open(r));
+    iso_assert_ok(trainer_go_on(&r->t, 0, STEPS));
+    iso_assert_ok(daso_own_hash(&r->t, &hash));
+    tournament_close(r);
+    return hash;
+}
+
+Test(np4_tournament_faults, a_rank_without_samples_adds_nothing) {
+    const double values[] = {NAN, INFINITY};
+    tournament_run expected, r;
+    uint64_t hash = train_on_even_scores(0, &expected);
+    for (int i = 0; i < 2; i++) {
+        bool same = train_on_even_scores(values[i], &r) == hash;
+        same = same && r.j.matches == expected.j.matches;
+        for (int k = 0; same && k < r.j.matches; k++)
+            same = isfinite(r.j.match[k].own) && isfinite(r.j.match[k].theirs) &&
+                   r.j.match[k].own == expected.j.match[k].own &&
+                   r.j.match[k].theirs == expected.j.match[k].theirs;
+        iso_assert_all(same);
+    }
+}
+
+// On all ranks, in a tournament and where one model is chosen; no model changes.
+Test(np2_tournament_faults, a_trainer_without_samples_is_refused) {
+    static const char *const said = "trainer 1 has no held-out samples";
+    tournament_run r;
+    reported = NAN;
+    tournament_describe(&r, 2, 1);
+    r.tournament.score = score_on_even_ranks;
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_ok(trainer_go_on(&r.t, 0, 2));
+    size_t bytes = tournament_copy(&r, NULL, false);
+    char *own = malloc(bytes), *after = malloc(bytes);
+    tournament_copy(&r, own, false);
+    iso_status status = iso_module_train(r.t.model, false);
+    iso_assert_all(status == ISO_ERR_ARG && strstr(iso_last_error()->message, said));
+    iso_assert_ok(iso_module_train(r.t.model, true));
+    tournament_copy(&r, after, false);
+    iso_assert_all(memcmp(own, after, bytes) == 0);
+    status = trainer_step(&r.t, 2, NULL);
+    iso_assert_all(status == ISO_ERR_ARG && strstr(iso_last_error()->message, said));
+    iso_assert_all(r.j.matches == 0 && !daso_equal(&r.t));
+    free(after);
+    free(own);
     tournament_close(&r);
 }
 

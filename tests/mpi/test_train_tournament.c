@@ -12,16 +12,17 @@
 
 TestSuite(np2_train_tournament, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_train_tournament, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np4_train_tournament, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 
 enum { IMAGES = 120, STEPS = 20, PERIOD = 4, MATCHES = STEPS / PERIOD - 1 }; // none at the end
 
 static train_world world;
 static char path[64];
 
-static void open_world(int ranks_per_node) {
+static void open_world_of(int ranks_per_node, double validation) {
     char text[16];
     long place = getpid();
-    train_options options = {.validation = 0.25, .seed = 1};
+    train_options options = {.validation = validation, .seed = 1};
     snprintf(text, sizeof(text), "%d", ranks_per_node);
     setenv("ISO_RANKS_PER_NODE", text, 1);
     iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
@@ -29,6 +30,8 @@ static void open_world(int ranks_per_node) {
     iso_assert_ok(iso_comm_bcast(test_comm, &place, sizeof(place), 0));
     snprintf(path, sizeof(path), "test_train_tournament.%ld", place);
 }
+
+static void open_world(int ranks_per_node) { open_world_of(ranks_per_node, 0.25); }
 
 static void train(const char *more, train_result *result) {
     char line[400];
@@ -93,6 +96,25 @@ Test(np2_train_tournament, both_score_on_the_same_images) {
 }
 Test(np3_train_tournament, the_ranks_of_a_trainer_divide_them) {
     both_score_on_the_same_images(2, "", true);
+}
+
+// One image for the two ranks of each trainer: one of them has none, and adds nothing to the score.
+Test(np4_train_tournament, a_rank_may_have_no_image) {
+    train_result result;
+    char more[200];
+    match_line m[2 * MATCHES + 2] = {{0}};
+    bool good = true;
+    open_world_of(2, 1.0 / IMAGES);
+    snprintf(more, sizeof(more), "--log %s --eval-every 3", path);
+    train(more, &result);
+    if (test_rank == 0) {
+        good = read_matches(m, 2 * MATCHES + 2) == 2 * MATCHES;
+        for (int i = 0; i < 2 * MATCHES; i++)
+            good = good && isfinite(m[i].own) && m[i].own > 0 && isfinite(m[i].theirs);
+        remove(path);
+    }
+    iso_assert_all(good && result.syncs == MATCHES + 1);
+    train_world_close(&world);
 }
 
 // With evaluations on the way, in which all have the best model, and models under way.
