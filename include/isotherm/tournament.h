@@ -34,6 +34,7 @@ typedef struct iso_tournament {
     // `samples`; a metric of your own may take the place of either. Called on every rank, twice in
     // a tournament, once before each choice of one model (see iso_tournament_config). Ranks call it
     // at different times: it must not communicate with other ranks, and must not change the model.
+    // Afterwards each module is in the mode in which it was before, whatever the call did.
     // The score of a trainer is the mean over its ranks, weighted by samples. A rank without
     // samples sets `samples` to 0: it adds nothing. If a trainer has no samples at all
     // (ISO_ERR_ARG), or the call fails on any rank, every rank gets an error, and no model changes.

@@ -116,8 +116,10 @@ enum { ISO__MATCH_NUMBERS = 4 };
 typedef struct iso__match {
     int *order, *partner; // [trainers]
     double *table;        // scores of all trainers
-    iso_status status;    // of scoring the own model
-    iso_evaluation own;   // its score
+    bool *mode;           // [module_count]: of the model and its layers, while it is scored
+    int module_count;
+    iso_status status;  // of scoring the own model
+    iso_evaluation own; // its score
     // Takes the place of iso__periodic_exact_mean. NULL: there are no tournaments.
     iso_status (*choose)(struct iso__periodic *p, iso__payload payload, const float **model);
     bool chosen;     // all ranks have the model that won, and no step was made since

@@ -9,6 +9,7 @@
 
 #include "comm/comm_calls.h"
 #include "comm/traffic.h"
+#include "nn/nn_impl.h"
 #include "optim/resume/resume_impl.h"
 
 #include <math.h>
@@ -18,15 +19,29 @@ enum { LOSS, ACCURACY, SAMPLES, SCORED, ROOT = 2 * SCORED, COLUMNS };
 
 // ---- Scores ---------------------------------------------------------------------------------------
 
+static iso_status keep_modes(const iso__periodic *p, const iso_module *model) {
+    int count = iso__module_count(model);
+    ISO_CHECK(count == p->match.module_count, ISO_ERR_STATE,
+              "the model had %d modules when the tournament was created, and now has %d: create "
+              "it after the last change of the model",
+              p->match.module_count, count);
+    iso__module_get_modes(model, p->match.mode);
+    return ISO_OK;
+}
+
+// A layer that the program keeps in evaluation mode stays in it. `score` may change modes, too, as
+// iso_evaluate does.
 static iso_status score_model(const iso__periodic *p, iso_evaluation *out) {
     const iso_tournament *t = p->config.tournament;
     iso_module *model = iso_data_parallel_module(p->data_parallel);
-    bool training = model->training;
+    const bool *mode = p->match.mode;
     *out = (iso_evaluation){.loss = NAN, .accuracy = NAN};
-    ISO_TRY(iso_module_train(model, false));
-    iso_status status = t->score(model, out, t->user);
-    ISO_TRY(iso_module_train(model, training));
+    ISO_TRY(keep_modes(p, model));
+    iso_status status = iso_module_train(model, false);
+    if (status == ISO_OK) status = t->score(model, out, t->user);
+    iso_status back = iso__module_set_modes(model, &mode);
     ISO_TRY(status);
+    ISO_TRY(back);
     return ISO_OK;
 }
 
@@ -174,8 +189,10 @@ static iso_status choose_model(iso__periodic *p, iso__payload payload, const flo
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-static iso_status allocate_match(iso__match *m, int trainers) {
+static iso_status allocate_match(iso__match *m, int trainers, const iso_module *model) {
     size_t count = (size_t)trainers;
+    m->module_count = iso__module_count(model);
+    ISO_TRY(iso__alloc_zero((size_t)m->module_count * sizeof(*m->mode), (void **)&m->mode));
     ISO_TRY(iso__alloc_zero(count * sizeof(*m->order), (void **)&m->order));
     ISO_TRY(iso__alloc_zero(count * sizeof(*m->partner), (void **)&m->partner));
     return iso__alloc_zero(count * COLUMNS * sizeof(*m->table), (void **)&m->table);
@@ -198,7 +215,8 @@ static iso_status hash_members(const iso__periodic *p, int64_t *out) {
 iso_status iso__match_open(iso__periodic *p) {
     int trainers = p->layout->nodes, ranks = iso_comm_size(p->comm);
     if (!p->config.tournament) return ISO_OK;
-    ISO_TRY(iso_comm_agree(p->comm, allocate_match(&p->match, trainers)));
+    const iso_module *model = iso_data_parallel_module(p->data_parallel);
+    ISO_TRY(iso_comm_agree(p->comm, allocate_match(&p->match, trainers, model)));
     ISO_TRY(hash_members(p, &p->match.members));
     p->match.choose = choose_model;
     if (trainers == 1 && ranks > 1 && iso_comm_rank(p->comm) == 0)
@@ -213,6 +231,7 @@ void iso__match_close(iso__periodic *p) {
     iso__free(p->match.order);
     iso__free(p->match.partner);
     iso__free(p->match.table);
+    iso__free(p->match.mode);
     p->match = (iso__match){0};
 }
 

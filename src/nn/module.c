@@ -279,6 +279,22 @@ iso_status iso_module_train(iso_module *module, bool training) {
     return ISO_OK;
 }
 
+int iso__module_get_modes(const iso_module *root, bool *modes) {
+    int n = 1;
+    *modes = root->training;
+    for (int i = 0; i < root->child_count; i++)
+        n += iso__module_get_modes(root->child[i], modes + n);
+    return n;
+}
+
+iso_status iso__module_set_modes(iso_module *root, const bool **modes) {
+    root->training = *(*modes)++;
+    if (root->ops->train) ISO_TRY(root->ops->train(root, root->training));
+    for (int i = 0; i < root->child_count; i++)
+        ISO_TRY(iso__module_set_modes(root->child[i], modes));
+    return ISO_OK;
+}
+
 void iso_module_set_first_row(iso_module *module, int64_t first_row) {
     module->first_row = first_row;
     for (int i = 0; i < module->child_count; i++)

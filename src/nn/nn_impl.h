@@ -63,6 +63,12 @@ iso_status iso__module_find_parameter(iso_module *root, const char *name, iso_mo
                                       int *index);
 // The number of times iso_module_walk calls visit.
 int iso__module_count(const iso_module *root);
+// Copies `training` of root and all modules below it to modes, an array of iso__module_count(root)
+// elements. Returns their number.
+int iso__module_get_modes(const iso_module *root, bool *modes);
+// Sets them from *modes, which then points behind the last one. As iso_module_train, it calls the
+// train functions of all these modules.
+iso_status iso__module_set_modes(iso_module *root, const bool **modes);
 
 // Whether neither a wrapper nor an optimizer depends on its gradient and element type.
 bool iso__parameter_is_free(const iso_parameter *parameter);

@@ -267,6 +267,35 @@ static void evaluation_shows_best(void) {
 Test(np2_tournament, evaluation_shows_the_best_model) { evaluation_shows_best(); }
 Test(np3_tournament, evaluation_shows_the_best_model) { evaluation_shows_best(); }
 
+// A layer that the program keeps in evaluation mode stays in it, whatever `score` does.
+static iso_status score_and_switch(iso_module *model, iso_evaluation *out, void *user) {
+    bool evaluates = !model->training && !model->child[0]->training && !model->child[1]->training;
+    ISO_CHECK(evaluates, ISO_ERR_STATE, "the model to score is in training mode");
+    ISO_TRY(tournament_judge_model(model, out, user));
+    return iso_module_train(model, true);
+}
+Test(np2_tournament, scores_leave_the_mode_of_every_layer) {
+    tournament_run r;
+    tournament_describe(&r, 2, 0);
+    r.c.train.build = build_norm;
+    r.tournament.score = score_and_switch;
+    iso_assert_ok(tournament_open(&r));
+    iso_module *model = iso_data_parallel_module(r.t.model);
+    iso_assert_ok(iso_module_train(model->child[0], false));
+    size_t bytes = tournament_copy_part(&r, TOURNAMENT_BUFFERS, NULL, false);
+    char *before = malloc(bytes), *after = malloc(bytes);
+    tournament_copy_part(&r, TOURNAMENT_BUFFERS, before, false);
+    for (int step = 0; step < STEPS; step++) {
+        iso_assert_ok(trainer_step(&r.t, step, NULL));
+        iso_assert_all(model->training && !model->child[0]->training && model->child[1]->training);
+    }
+    tournament_copy_part(&r, TOURNAMENT_BUFFERS, after, false);
+    iso_assert_all(r.j.calls > STEPS / 2 && memcmp(before, after, bytes) == 0);
+    free(after);
+    free(before);
+    tournament_close(&r);
+}
+
 // ---- Without an effect ----------------------------------------------------------------------------
 
 // Equal scores: nothing moves.
