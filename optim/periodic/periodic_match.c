@@ -140,8 +140,10 @@ iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const f
     status = iso_comm_agree(p->comm, status);
     if (status == ISO_OK) status = share_scores(p, alone ? NULL : &score);
     bool took = status == ISO_OK && match_of(p, own).took;
-    if (kept && !took) ISO_TRY(iso__periodic_put(p, x->first, x->last, p->room));
-    ISO_TRY(status);
+    iso_status back = ISO_OK;
+    if (kept && !took) back = iso__periodic_put(p, x->first, x->last, p->room);
+    ISO_TRY(status); // all ranks have this error
+    ISO_TRY(iso_comm_agree(p->comm, back));
     x->turns++;
     tell_matches(p);
     // Ranks may have passed over different parameters.
@@ -161,11 +163,13 @@ static int best_trainer(const iso__periodic *p) {
 
 static iso_status send_model(iso__periodic *p, int last, int root) {
     iso_traffic moved = {0};
+    iso_status status = ISO_OK;
     size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, last));
     if (iso_comm_rank(p->comm) == root) {
         iso__count_blocks(&moved, p->comm, bytes);
-        ISO_TRY(iso__periodic_fetch(p, 0, last, p->room));
+        status = iso__periodic_fetch(p, 0, last, p->room);
     }
+    ISO_TRY(iso_comm_agree(p->comm, status));
     p->stats.bytes_sent += moved.bytes_sent;
     p->stats.bytes_between_nodes += moved.bytes_between_nodes;
     ISO_TRY(iso_comm_bcast(p->comm, p->room, bytes, root));

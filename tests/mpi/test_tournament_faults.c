@@ -207,6 +207,85 @@ Test(np2_tournament_faults, a_trainer_without_samples_is_refused) {
     tournament_close(&r);
 }
 
+// ---- A device that fails ------------------------------------------------------------------------
+
+// The device of this rank, from a score on: copies to and from it fail.
+static iso_device *broken;
+static const iso_device_ops *healthy;
+static iso_device_ops faulty;
+static iso__remote_ops faulty_remote;
+
+static iso_status fail_record(iso_device *device, iso__queue queue, iso__device_event *event) {
+    (void)device, (void)queue, (void)event;
+    return ISO_FAIL(ISO_ERR_IO, "the device has gone");
+}
+static iso_status fail_pin(iso_device *device, void *memory, size_t bytes) {
+    (void)device, (void)memory, (void)bytes;
+    return ISO_FAIL(ISO_ERR_IO, "the device has gone");
+}
+
+static void break_device(iso_device *device) {
+    healthy = device->ops;
+    faulty = *healthy;
+    if (healthy->remote) faulty_remote = *healthy->remote;
+    faulty_remote.record = fail_record;
+    faulty_remote.pin = fail_pin;
+    faulty.remote = &faulty_remote;
+    device->ops = &faulty;
+    broken = device;
+}
+
+static void mend_device(void) {
+    if (broken) broken->ops = healthy;
+    broken = NULL;
+}
+
+// Rank 0 has the best model, and partners have none that is better. A device breaks after a call.
+static int breaks_at, breaks_on;
+static iso_status score_and_break(iso_module *model, iso_evaluation *out, void *user) {
+    tournament_judge *j = user;
+    j->calls++;
+    double loss = j->calls % 2 ? 1 + test_rank : 9;
+    *out = (iso_evaluation){.loss = loss, .samples = 1};
+    if (j->calls == breaks_at && test_rank == breaks_on) break_device(model->device);
+    return ISO_OK;
+}
+
+static void open_breaking(tournament_run *r, int rank, int call) {
+    tournament_describe(r, 2, 0);
+    breaks_on = rank;
+    breaks_at = call;
+    r->tournament.score = score_and_break;
+    iso_assert_ok(tournament_open(r));
+}
+
+// The own model cannot come back: the others are told.
+Test(np2_tournament_faults, a_device_that_fails_to_take_its_model_back_is_told) {
+    tournament_run r;
+    open_breaking(&r, 1, 2);
+    iso_assert_ok(trainer_step(&r.t, 0, NULL));
+    iso_status status = trainer_step(&r.t, 1, NULL);
+    mend_device();
+    iso_assert_all(status == ISO_ERR_IO && strstr(iso_last_error()->message, "has gone"));
+    tournament_close(&r);
+}
+
+// The model that won cannot be sent: nobody waits for it.
+Test(np3_tournament_faults, a_device_that_fails_to_send_its_model_is_told) {
+    tournament_run r;
+    open_breaking(&r, 0, 1);
+    iso_assert_ok(trainer_step(&r.t, 0, NULL));
+    iso_status status = iso_module_train(r.t.model, false);
+    mend_device();
+    iso_assert_all(status == ISO_ERR_IO && strstr(iso_last_error()->message, "has gone"));
+    iso_assert_ok(iso_module_train(r.t.model, true));
+    r.j.calls = breaks_at; // it does not break again
+    iso_assert_ok(iso_module_train(r.t.model, false));
+    iso_assert_all(daso_equal(&r.t));
+    iso_assert_ok(iso_module_train(r.t.model, true));
+    tournament_close(&r);
+}
+
 // ---- Wrong use --------------------------------------------------------------------------------------
 
 Test(np4_tournament_faults, goes_on_with_as_many_trainers_only) {
