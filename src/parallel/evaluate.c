@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Evaluates a model on a data set that the ranks share.
 #include "base/base.h"
+#include "nn/nn_impl.h"
 #include "tensor/tensor_impl.h"
 
 #include <isotherm/parallel.h>
@@ -97,14 +98,31 @@ static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
     }
 }
 
+// Modules may be in different modes: a layer that does not train stays in evaluation mode.
+static iso_status begin_evaluation(iso_module *model, bool **modes) {
+    void *memory;
+    ISO_TRY(iso__alloc((size_t)iso__module_count(model) * sizeof(bool), &memory));
+    *modes = memory;
+    iso__module_get_modes(model, *modes);
+    return iso_module_train(model, false);
+}
+
+static iso_status end_evaluation(iso_module *model, bool *modes) {
+    const bool *at = modes;
+    iso_status status = modes ? iso__module_set_modes(model, &at) : ISO_OK;
+    iso__free(modes);
+    return status;
+}
+
 iso_status iso_evaluate_watched(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
                                 iso_evaluate_watch watch, void *user, iso_evaluation *out) {
     sums sum = {0};
-    bool training = model->training;
-    ISO_TRY(iso_module_train(model, false));
+    bool *modes = NULL;
+    iso_status status = begin_evaluation(model, &modes);
+    if (status == ISO_OK) status = own_share(model, loss, data, watch, user, &sum);
     // Ranks exchange nothing during their shares, so a failed rank can report its error here.
-    iso_status status = iso_comm_agree(comm, own_share(model, loss, data, watch, user, &sum));
-    ISO_TRY(iso_module_train(model, training));
+    status = iso_comm_agree(comm, status);
+    ISO_TRY(end_evaluation(model, modes));
     ISO_TRY(status);
     double loss_sum = sum.loss;
     int64_t counts[3] = {sum.correct, sum.samples, sum.labels};

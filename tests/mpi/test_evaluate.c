@@ -171,6 +171,18 @@ static void each_label_of_a_sequence_counts(void) {
 Test(np1_evaluate, each_label_of_a_sequence_counts) { each_label_of_a_sequence_counts(); }
 Test(np4_evaluate, each_label_of_a_sequence_counts) { each_label_of_a_sequence_counts(); }
 
+// A batch norm, say, that does not train.
+Test(np2_evaluate, leaves_the_mode_of_every_layer) {
+    setup s;
+    iso_evaluation result;
+    create(&s, 4, 0);
+    iso_assert_ok(iso_module_train(s.model->child[0], false));
+    iso_assert_ok(iso_evaluate(s.model, s.loss, s.loader, test_comm, &result));
+    iso_assert_all(s.model->training && s.model->child[1]->training);
+    iso_assert_all(!s.model->child[0]->training);
+    destroy(&s);
+}
+
 Test(np2_evaluate, refuses_samples_without_targets) {
     const iso_tensor_spec spec = {ISO_F32, 3, {1, 1, CLASSES}};
     const iso_dataset_config config = {.count = COUNT, .inputs = 1, .tensors = &spec};
