@@ -182,18 +182,21 @@ static bool may_await(const iso__round *r, int b) {
     return true;
 }
 
-// With ZeRO stage 2: holds the backward until the buckets under way have room.
+// With ZeRO stage 2: holds the backward until the buckets under way have room. That only bounds the
+// memory, and a backward cannot be resumed: after a time-out, this list is not held any more. The
+// wait, and the error, then come where stage 1 has them.
 static iso_status await_room(iso__round *r) {
     iso_status status = ISO_OK;
     int64_t start = iso_now();
     int b = iso__zero_crowded_by(r->zero);
-    if (b < 0 || !may_await(r, b)) return ISO_OK;
+    if (r->unheld || b < 0 || !may_await(r, b)) return ISO_OK;
     while (status == ISO_OK && b >= 0 && may_await(r, b)) {
         status = iso__zero_await_back(r->zero, b);
         b = iso__zero_crowded_by(r->zero);
     }
     iso__planner_waited(r->with.planner, start);
-    return status;
+    r->unheld = status == ISO_ERR_TIMEOUT;
+    return r->unheld ? ISO_OK : status;
 }
 
 static iso_status go_on(iso__round *r) {

@@ -22,6 +22,7 @@ static void restart_list(iso__round *r) {
     r->issued = 0;
     r->ready_count = 0;
     r->shares = false;
+    r->unheld = false;
     iso__weights_restart(r->with.weights);
     iso__appliers_restart(r->with.appliers);
     for (int s = 0; s < layout_of(r)->slot_count; s++) r->ready_count += r->slot[s].ready;

@@ -48,6 +48,7 @@ struct iso__round {
     bool fresh;         // a whole list was issued that no step has used yet
     bool shares;        // a step was made, and values go to the other ranks
     bool updating;      // an update function runs
+    bool unheld;        // a wait for room failed by time-out: this list is not held any more
     bool always_closed; // its owner closes every backward
     bool excused;       // this rank may lack gradients
     iso__averaging average;
