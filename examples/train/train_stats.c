@@ -68,6 +68,10 @@ static iso_status tell_times(const train_run *run, FILE *to) {
     return ISO_OK;
 }
 
+void train_stats_watch(train_run *run) {
+    if (run->options->stats) iso_reducer_watch_gradients(iso_data_parallel_reducer(run->model));
+}
+
 // With ZeRO stage 2.
 static void tell_peak(const train_run *run, FILE *to, const iso_reducer_stats *all) {
     iso_json_begin(run->log, "gradient_memory");

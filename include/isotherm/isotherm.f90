@@ -360,8 +360,8 @@ module isotherm
         iso_reducer_zero_grad, iso_reducer_poll, iso_reducer_set_weight, iso_reducer_shadow, &
         iso_reducer_layer_ready, iso_reducer_layer_needed, iso_reducer_param_count, &
         iso_reducer_find, iso_reducer_add_sum, iso_reducer_get_sum, iso_reducer_add_weight, &
-        iso_reducer_get_stats, iso_reducer_bucket_text, iso_reducer_get_bucket_stats, &
-        iso_reducer_measure_exchange
+        iso_reducer_watch_gradients, iso_reducer_get_stats, iso_reducer_bucket_text, &
+        iso_reducer_get_bucket_stats, iso_reducer_measure_exchange
 
     ! ---- The C functions -------------------------------------------------------------------------
 
@@ -423,6 +423,7 @@ module isotherm
     procedure(of_piece), bind(c, name='iso_reducer_piece_needed') :: c_piece_needed
     procedure(on_handle), bind(c, name='iso_reducer_zero_grad') :: c_zero_grad
     procedure(on_handle), bind(c, name='iso_reducer_poll') :: c_poll
+    procedure(on_handle), bind(c, name='iso_reducer_watch_gradients') :: c_watch_gradients
     procedure(on_handle), bind(c, name='iso_optimizer_zero_grad') :: c_optimizer_zero_grad
     procedure(of_handle), bind(c, name='iso_optimizer_step') :: c_optimizer_step
     procedure(of_handle), bind(c, name='iso_optimizer_groups') :: c_optimizer_groups
@@ -1066,6 +1067,11 @@ contains
     subroutine iso_reducer_poll(reducer)
         type(iso_reducer), intent(in) :: reducer
         call c_poll(reducer%engine%handle)
+    end subroutine
+
+    subroutine iso_reducer_watch_gradients(reducer)
+        type(iso_reducer), intent(in) :: reducer
+        call c_watch_gradients(reducer%engine%handle)
     end subroutine
 
     integer(c_int) function iso_reducer_set_weight(reducer, weight, total) result(status)

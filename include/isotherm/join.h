@@ -86,7 +86,8 @@ iso_status iso_join_begin_many(iso_module *const *data_parallels, int count,
 // mode a rank without data stays in this call until no rank has data; gradients that it accumulated
 // inside no_sync count in the next exchange. Each update needs a zero_grad. With accumulation, a
 // rank's weight is the mean number of samples of its micro-steps: give them equal sizes, and divide
-// the loss by their number as usual.
+// the loss by their number as usual. With ZeRO stage 2 this call may hold the new values of all
+// buckets at once, because a rank that waits for others to take theirs would not hear of a failure.
 iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync);
 // Local. Restores equal weighting of the ranks' gradients, in every model. Call it also after an
 // error.

@@ -202,11 +202,17 @@ typedef struct iso_reducer_config {
     // step, that of the whole bucket. So after a backward a rank holds the gradients of its shards.
     // On the way there, it also holds buckets that travel, and later new values: of each at most
     // two buckets, or those that fill 8 MiB. A backward with ISO_SYNC_LAZY and ISO_UNUSED_ERROR
-    // waits rather than hold more. Addresses stay the same, and results have the bits of stage 1.
-    // Several backwards whose gradients are added before one exchange, as in no_sync, hold all
-    // gradients until then, as does ISO_SYNC_EXPLICIT; and a hook that changes how gradients
-    // travel, until step() or a wait. Arrays of your own (iso_reducer_param.gradient) are not given
-    // back. The ranks of a node exchange messages rather than share memory.
+    // waits rather than hold more, at most for the time limit (iso_comm_config.timeout_s).
+    // Addresses stay the same, and results have the bits of stage 1. Several backwards whose
+    // gradients are added before one exchange, as in no_sync, hold all gradients until then, as
+    // does ISO_SYNC_EXPLICIT; and a hook that changes how gradients travel, until step() or a wait.
+    // iso_join_next holds all new values. Arrays of your own (iso_reducer_param.gradient) are not
+    // given back. The ranks of a node exchange messages. docs/cluster.md has a note about RDMA.
+    //
+    // A rank that waits in iso_reducer_grad_ready waits until all ranks have reported some bucket.
+    // So if a rank leaves out a parameter by mistake, it must not call a collective of its own
+    // before step() or iso_reducer_finish, which report the mistake: the ranks that wait join that
+    // collective after the time limit only.
     //
     // ISO_ERR_UNSUPPORTED for a device with memory of its own, another scope than ISO_SCOPE_WORLD,
     // or sparse gradients. ISO_ERR_ARG for another stage.
@@ -454,11 +460,15 @@ typedef struct iso_reducer_stats {
     bool planned;        // the order by need is in use
     // Bytes moved by gradients, this rank's share; see iso_traffic (isotherm/comm.h).
     long long bytes_sent, bytes_between_nodes;
-    // With ZeRO stage 2: the most bytes of the reducer's gradient memory that were resident at
-    // once, as the system said (mincore) when a bucket left and when its new values were here.
-    // Otherwise 0.
+    // With ZeRO stage 2, after iso_reducer_watch_gradients: the most bytes of the reducer's
+    // gradient memory that were resident at one moment, as the system said (mincore). It is asked
+    // whenever a bucket is about to leave, and whenever the new values of one are about to be put
+    // in place. Otherwise 0.
     size_t gradient_peak;
 } iso_reducer_stats;
+// Local. From now on gradient_peak is measured. Each bucket then costs two looks at all pages of
+// gradients in every step. Does nothing without ZeRO stage 2.
+void iso_reducer_watch_gradients(iso_reducer *reducer);
 void iso_reducer_get_stats(const iso_reducer *reducer, iso_reducer_stats *out);
 // Describes the buckets, one line each, in the order in which backward completes them, delayed ones
 // last: bytes, element type, parameters. Free *out with iso_comm_free. ISO_LOG=info logs it at

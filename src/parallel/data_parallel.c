@@ -13,7 +13,7 @@ static iso_status before_forward(iso_module *module, iso_tensor *in, void *user)
     int bucket = -1;
     if (link->count == 0) iso_reducer_poll(r);
     bool meets = iso__batch_norm_features(module) > 0 && iso__batch_norm_user(module);
-    if (meets) ISO_TRY(iso__reducer_publish(r)); // ranks that come later may wait for these
+    if (meets) ISO_TRY(iso__reducer_publish(r, true)); // ranks that come later may wait for these
     for (int k = 0; k < link->count; k++) {
         int i = link->slot[k], first = iso__reducer_bucket_of(r, i);
         bool cut = iso_reducer_pieces(r, i) > 1;
@@ -375,8 +375,9 @@ iso_status iso__data_parallel_after_forward(iso__data_parallel *self) {
 iso_status iso__data_parallel_before_forward(iso__data_parallel *self) {
     ISO_TRY(iso__buffer_sync_finish(&self->buffer_sync));
     if (!self->base.training || !self->buffer_sync.due) return ISO_OK;
+    // Ranks that come later may wait for these.
     if (self->buffer_sync.config.when == ISO_BUFFERS_BEFORE_FORWARD)
-        ISO_TRY(iso__reducer_publish(self->reducer)); // ranks that come later may wait for these
+        ISO_TRY(iso__reducer_publish(self->reducer, true));
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_BEFORE_FORWARD);
 }
 

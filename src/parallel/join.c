@@ -285,10 +285,11 @@ static iso_status judge_census(const iso_join *join, const census *c, int64_t sa
     return ISO_OK;
 }
 
-// Before the wait for all ranks, some of which may wait for what this rank has to publish.
+// Before the wait for all ranks, some of which may wait for what this rank has to publish. Waits
+// for no values: a rank that reports failure may not have made its step.
 static iso_status publish_models(const iso_join *join) {
     for (int k = 0; k < join->models; k++)
-        ISO_TRY(iso__reducer_publish(model_of(join, k)->reducer));
+        ISO_TRY(iso__reducer_publish(model_of(join, k)->reducer, false));
     return ISO_OK;
 }
 

@@ -253,7 +253,8 @@ tests_mpi_zero_stage2_mpi_SOURCES = tests/mpi/test_zero.c \
     tests/mpi/test_zero_lamb.c
 tests_mpi_zero_stage2_mpi_CPPFLAGS = $(AM_CPPFLAGS) -DZERO_STAGE=2
 MPI_TESTS += tests/mpi/zero_gradients.mpi
-tests_mpi_zero_gradients_mpi_SOURCES = tests/mpi/test_zero_gradients.c
+tests_mpi_zero_gradients_mpi_SOURCES = tests/mpi/test_zero_gradients.c \
+    tests/mpi/test_zero_modules.c
 MPI_TESTS += tests/mpi/zero_arrays.mpi
 tests_mpi_zero_arrays_mpi_SOURCES = tests/mpi/test_zero_arrays.c
 MPI_TESTS += tests/mpi/zero_faults.mpi

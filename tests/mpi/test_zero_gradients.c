@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // ZeRO stage 2: what a rank holds of gradients, as the system says, and the same results however
 // they are exchanged. test_zero.c and others, compiled for stage 2, have the rest.
-#include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 
 #include "base/base.h"
+#include "parallel/reducer/reducer_calls.h"
 
 #include <isotherm/clip.h>
 #include <isotherm/reducer.h>
@@ -18,7 +18,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-TestSuite(np1_zero_gradients, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_zero_gradients, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np3_zero_gradients, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np4_zero_gradients, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
@@ -156,6 +155,7 @@ static void blocking_holds_shards(void) {
     size_t most = 0, before = 0, after = 0;
     iso_reducer_stats stats;
     create_arrays(&x, &config);
+    iso_reducer_watch_gradients(x.reducer);
     iso_assert_all(resident_bytes(&x) <= bound(0, 0)); // nothing is written yet
     for (int step = 0; step < 3; step++) {
         bool good = true;
@@ -222,6 +222,46 @@ static void lazy_holds_shards(void) {
 Test(np2_zero_gradients, lazy_holds_shards) { lazy_holds_shards(); }
 Test(np4_zero_gradients, lazy_holds_shards) { lazy_holds_shards(); }
 
+// Whatever asks for values first, those of few buckets are in memory at once.
+typedef enum asks { PUBLISHES, NEEDS_THE_LAST, FINISHES, ASKS } asks;
+
+static void few_values_at_once(asks what, bool watches) {
+    const iso_reducer_config config = config_of(ISO_SYNC_LAZY, 2);
+    const double lr = 1;
+    iso_reducer_stats stats;
+    arrays x;
+    create_arrays(&x, &config);
+    if (watches) iso_reducer_watch_gradients(x.reducer);
+    for (int step = 0; step < 2; step++) {
+        iso_status status = ISO_OK;
+        for (int i = ARRAYS - 1; i >= 0 && status == ISO_OK; i--) {
+            write_gradient(&x, i, step, false);
+            status = iso_reducer_grad_ready(x.reducer, i);
+        }
+        if (status == ISO_OK) status = iso_reducer_step(x.reducer, &lr);
+        if (status == ISO_OK && what == PUBLISHES) status = iso__reducer_publish(x.reducer, true);
+        if (status == ISO_OK && what == NEEDS_THE_LAST)
+            status = iso_reducer_param_needed(x.reducer, ARRAYS - 1);
+        bool few = resident_bytes(&x) <= bound(5, 0);
+        iso_assert_ok(status);
+        iso_assert_all(few || what == FINISHES);
+        iso_assert_ok(iso_reducer_finish(x.reducer));
+        iso_assert_all(values_are(&x, step + 1, 1));
+    }
+    iso_reducer_get_stats(x.reducer, &stats);
+    if (watches)
+        iso_assert_all(stats.gradient_peak > array_bytes &&
+                       stats.gradient_peak <= bound(10, ARRAYS));
+    else
+        iso_assert_all(stats.gradient_peak == 0); // it was not asked for
+    destroy_arrays(&x);
+}
+
+Test(np4_zero_gradients, few_values_at_once) {
+    for (asks what = PUBLISHES; what < ASKS; what++) few_values_at_once(what, true);
+}
+Test(np2_zero_gradients, few_values_at_once) { few_values_at_once(PUBLISHES, false); }
+
 // A control: stage 1 holds all of them.
 Test(np2_zero_gradients, stage_1_holds_gradients) {
     const iso_reducer_config config = config_of(ISO_SYNC_BLOCKING, 1);
@@ -239,8 +279,8 @@ Test(np2_zero_gradients, stage_1_holds_gradients) {
     destroy_arrays(&x);
 }
 
-// A rank that was held for the time limit is held no more in this backward. It waits, and times out,
-// where stage 1 does, and can go on.
+// A rank that was held for the time limit is held no more in this backward. It waits, and times
+// out, where stage 1 does, and can go on.
 Test(np2_zero_gradients, a_backward_is_held_for_the_time_limit_at_most) {
     const iso_reducer_config config = config_of(ISO_SYNC_LAZY, 2);
     const iso_comm_config impatient = {.timeout_s = IMPATIENT};
@@ -380,138 +420,4 @@ Test(np3_zero_gradients, norms_and_nans_are_those_of_all_shards) {
     double one = clipped_norm(1, &finite[0]), two = clipped_norm(2, &finite[1]);
     iso_assert_all(one > 1 && memcmp(&one, &two, sizeof(one)) == 0);
     iso_assert_all(!finite[0] && !finite[1]);
-}
-
-// ---- Modules ----------------------------------------------------------------------------------------
-
-static int stage_now;
-static void set_stage(iso_data_parallel_config *dp) { dp->zero = stage_now; }
-
-static uint64_t module_hash(trainer_config config, int stage) {
-    uint64_t hash = 0;
-    trainer t;
-    stage_now = stage;
-    config.adjust = set_stage;
-    iso_assert_ok(trainer_create(&t, test_comm, &config));
-    for (int step = 0; step < 3; step++) {
-        iso_optimizer_zero_grad(t.optimizer);
-        iso_assert_ok(trainer_backward(&t, step));
-        if (config.sync == ISO_SYNC_EXPLICIT)
-            iso_assert_ok(iso_data_parallel_all_reduce_gradients(t.model));
-        iso_assert_ok(iso_optimizer_step(t.optimizer));
-    }
-    iso_assert_ok(trainer_hash(&t, &hash));
-    trainer_destroy(&t);
-    return hash;
-}
-
-static void equals_stage_1(int from, int by) {
-    const iso_sync syncs[] = {ISO_SYNC_LAZY, ISO_SYNC_BLOCKING, ISO_SYNC_EXPLICIT};
-    const iso_optimizer_kind kinds[] = {ISO_SGD, ISO_ADAMW, ISO_LAMB};
-    setenv("ISO_NODE_COLLECTIVE", "shm", 1); // whose sums are in the order of the ranks
-    for (int i = from; i < 9; i += by) {
-        trainer_config config = trainer_default();
-        config.sync = syncs[i % 3];
-        config.optimizer = kinds[i / 3];
-        if (i / 3 > 0) config.hyper = iso_hyper_default(kinds[i / 3]);
-        uint64_t one = module_hash(config, 1), two = module_hash(config, 2);
-        iso_assert_all(one == two);
-        // LAMB adds norms over the ranks.
-        iso_assert_all(kinds[i / 3] == ISO_LAMB || two == module_hash(config, 0));
-    }
-}
-
-Test(np2_zero_gradients, equals_stage_1_and_a_run_without) { equals_stage_1(0, 1); }
-Test(np3_zero_gradients, equals_stage_1_and_a_run_without) { equals_stage_1(0, 1); }
-Test(np4_zero_gradients, equals_stage_1_and_a_run_without) { equals_stage_1(0, 4); }
-
-Test(np1_zero_gradients, alone_a_rank_keeps_everything) {
-    cr_assert_eq(module_hash(trainer_default(), 2), module_hash(trainer_default(), 0));
-}
-
-// ---- Late ranks -------------------------------------------------------------------------------------
-
-enum { DEEP = 6, WIDE = 1024 };
-
-static iso_status build_deep_mlp(iso_device *device, bool dropout, iso_module **out) {
-    iso_rng rng = {.seed = 5};
-    iso_module *m;
-    char name[8];
-    (void)dropout;
-    ISO_TRY(iso_sequential_create(device, out));
-    ISO_TRY(iso_flatten_create(device, &m));
-    ISO_TRY(iso_sequential_add_take(*out, "flatten", m));
-    for (int i = 0; i < DEEP; i++) {
-        int64_t in = i == 0 ? (int64_t)TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE : WIDE;
-        ISO_TRY(iso_linear_create(device, in, i == DEEP - 1 ? TRAINER_CLASSES : WIDE, true, &rng,
-                                  &m));
-        snprintf(name, sizeof(name), "fc%d", i);
-        ISO_TRY(iso_sequential_add_take(*out, name, m));
-    }
-    return ISO_OK;
-}
-
-// Retries each forward that times out. late: rank 1 sleeps before a backward.
-static uint64_t deep_hash(iso_comm *comm, bool late, bool *timed_out) {
-    trainer_config config = trainer_default();
-    iso_status status = ISO_OK;
-    uint64_t hash = 0;
-    trainer t;
-    config.build = build_deep_mlp;
-    config.adjust = set_stage;
-    config.hyper.lr = 1e-3;
-    stage_now = 2;
-    iso_assert_ok(trainer_create(&t, comm, &config));
-    for (int step = 0; status == ISO_OK && step < 3; step++) { // no verdict meanwhile: ranks meet
-        iso_tensor *out, *grad;
-        double loss;
-        iso_optimizer_zero_grad(t.optimizer);
-        while ((status = trainer_forward(&t, step, &out)) == ISO_ERR_TIMEOUT) *timed_out = true;
-        if (status == ISO_OK)
-            status = iso_loss_compute(t.loss, out, t.labels, &loss, NULL, &grad);
-        if (late && test_rank == 1 && step == 1) usleep(SLOW);
-        if (status == ISO_OK) status = iso_module_backward(t.model, grad, NULL);
-        if (status == ISO_OK) status = iso_optimizer_step(t.optimizer);
-    }
-    iso_assert_ok(status);
-    iso_assert_ok(trainer_hash(&t, &hash));
-    trainer_destroy(&t);
-    return hash;
-}
-
-// A late rank does not end a run that retries its forwards.
-Test(np2_zero_gradients, a_late_rank_does_not_change_bits) {
-    const iso_comm_config impatient = {.timeout_s = IMPATIENT};
-    bool timed_out = false;
-    iso_comm *comm;
-    uint64_t wanted = deep_hash(test_comm, false, &timed_out);
-    iso_assert_all(!timed_out);
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &impatient, &comm));
-    uint64_t hash = deep_hash(comm, true, &timed_out);
-    iso_assert_all(hash == wanted);
-    iso_assert_all(timed_out || test_rank == 1);
-    iso_comm_destroy(&comm);
-}
-
-// ---- What it refuses --------------------------------------------------------------------------------
-
-Test(np2_zero_gradients, other_stages_are_refused) {
-    for (int stage = -1; stage <= 3; stage += 4) {
-        trainer_config config = trainer_default();
-        trainer t = {0};
-        stage_now = stage;
-        config.adjust = set_stage;
-        iso_assert_all(trainer_create(&t, test_comm, &config) == ISO_ERR_ARG);
-        cr_assert(strstr(iso_last_error()->message, "stage"), "%s", iso_last_error()->message);
-        trainer_destroy(&t);
-    }
-}
-
-Test(np2_zero_gradients, ranks_must_have_one_stage) {
-    trainer_config config = trainer_default();
-    trainer t = {0};
-    stage_now = test_rank + 1;
-    config.adjust = set_stage;
-    iso_assert_all(trainer_create(&t, test_comm, &config) == ISO_ERR_MISMATCH);
-    trainer_destroy(&t);
 }

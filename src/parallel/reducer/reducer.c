@@ -368,7 +368,9 @@ void iso_reducer_own(const iso_reducer *r, int i, int k, size_t *first, size_t *
 
 void iso__reducer_drop(iso_reducer *r, int i) { iso__round_drop(r->round, i); }
 
-iso_status iso__reducer_publish(iso_reducer *r) { return iso__round_publish(r->round); }
+iso_status iso__reducer_publish(iso_reducer *r, bool waits) {
+    return iso__round_publish(r->round, waits);
+}
 
 iso_comm *iso__reducer_comm(const iso_reducer *r) { return r->world; }
 
@@ -434,6 +436,8 @@ size_t iso__reducer_hook_counts(const iso_reducer *r) { return iso__coder_counts
 // ---- What happened ----------------------------------------------------------------------------------
 
 iso_traffic iso__reducer_traffic(const iso_reducer *r) { return r->exchanged.traffic; }
+
+void iso_reducer_watch_gradients(iso_reducer *r) { iso__zero_watch(r->zero); }
 
 void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) {
     iso_reducer_stats stats = {.steps = r->steps,

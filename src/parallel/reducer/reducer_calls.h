@@ -114,8 +114,11 @@ void iso__reducer_drop(iso_reducer *r, int i);          // zero_grad for one par
 bool iso__reducer_shares_updates(const iso_reducer *r); // config.zero, also on a single rank
 // Call it before a wait for ranks that may be waiting for this rank's new values (ZeRO), or for a
 // later phase of its gradients (a hook that owns its exchange). Waits until they no longer depend
-// on this rank's program.
-iso_status iso__reducer_publish(iso_reducer *r);
+// on this rank's program. waits: all ranks will come to such a call, or to a forward, without
+// further calls of this rank; so ZeRO stage 2 keeps its bound of memory by waiting for their
+// values. false: some rank may have failed before its step. Stage 2 then holds the values of all
+// buckets if need be.
+iso_status iso__reducer_publish(iso_reducer *r, bool waits);
 // An update in two halves, for a rule that needs sums over a whole parameter, whose elements lie on
 // several ranks. The first is called as iso_reducer_apply_piece, and gives numbers that are added
 // over the pieces of a parameter and then over the ranks, in their order. The second gets the sums.

@@ -37,7 +37,7 @@ static iso_status post_bucket(iso__round *r, int b) {
     state->undivided = r->with.weights != NULL;
     iso__factors factor = factors_of(r, b);
     if (state->via->travels) iso__round_show_exchange(r, b);
-    if (r->zero) iso__zero_leaves(r->zero, b, r->issued == 1);
+    if (r->zero) iso__zero_leaves(r->zero, b);
     ISO_TRY(state->via->ops->post(state->via, b, factor.before, factor.after));
     if (!state->via->travels || !is_blocking(r)) return ISO_OK;
     ISO_TRY(iso__round_arrive(r, b, NULL, NULL)); // applies the factor before the device gets it

@@ -89,8 +89,9 @@ void iso__round_list_used(iso__round *r);            // a step has taken the iss
 iso_status iso__round_share(iso__round *r);
 // Waits until the other ranks no longer depend on this rank's program: with ZeRO, until this rank
 // has updated and published all of its shards; with a hook that owns its exchange, until the last
-// phase of each bucket has begun.
-iso_status iso__round_publish(iso__round *r);
+// phase of each bucket has begun. waits: stage 2 keeps its bound of memory, for which it also waits
+// for other ranks to publish; false: it may hold the values of all buckets.
+iso_status iso__round_publish(iso__round *r, bool waits);
 
 // ---- Settings ---------------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ static bool has_halves(const iso__round *r, int b) {
 // values may have to wait until others are in place.
 static bool is_due(const iso__round *r, int b) {
     const bucket_state *state = &r->bucket[b];
-    bool room = iso__zero_has_room(r->zero);
+    bool room = iso__zero_has_room(r->zero, b);
     if (state->stage == PUBLISHED) return iso__zero_is_collected(r->zero, b);
     if (state->stage == MEASURED) return room && norms_are_here(r, b);
     if (state->stage == UPDATED) return room;
@@ -323,14 +323,6 @@ iso_status iso__round_publish_back(iso__round *r) {
     return ISO_OK;
 }
 
-iso_status iso__round_publish(iso__round *r) {
-    bool posted = r->issued == layout_of(r)->bucket_count && r->busy > 0;
-    if (posted) ISO_TRY(iso__transport_settle(r->transport));
-    ISO_TRY(measure_from(r, 0));
-    for (int b = find_unshared(r); b >= 0; b--) ISO_TRY(publish_bucket(r, b));
-    return ISO_OK;
-}
-
 static iso_status collect_bucket(iso__round *r, int b) {
     bucket_state *state = &r->bucket[b];
     look meanwhile = {.round = r, .awaited = b};
@@ -348,6 +340,35 @@ static iso_status collect_bucket(iso__round *r, int b) {
     return ISO_OK;
 }
 
+// In stage 2, until there is room for the values of bucket b: puts those of later buckets in place,
+// the last ones first. The caller has published all of these. Other ranks have, too, once they get
+// here, and need nothing of this rank's program before.
+static iso_status make_room(iso__round *r, int b, bool waits) {
+    for (int k = layout_of(r)->bucket_count - 1; k > b; k--) {
+        if (iso__zero_has_room(r->zero, b)) return ISO_OK;
+        if (r->bucket[k].stage == PUBLISHED && (waits || iso__zero_is_collected(r->zero, k)))
+            ISO_TRY(collect_bucket(r, k));
+    }
+    return ISO_OK;
+}
+
+// Publishes the buckets from the last one down to bucket `first`, the order in which they leave.
+// waits: in stage 2, few at a time.
+static iso_status publish_down(iso__round *r, int first, bool waits) {
+    for (int b = find_unshared(r); b >= first; b--) {
+        if (is_shared(r, b) && is_unshared(r, b)) ISO_TRY(make_room(r, b, waits));
+        ISO_TRY(publish_bucket(r, b));
+    }
+    return ISO_OK;
+}
+
+iso_status iso__round_publish(iso__round *r, bool waits) {
+    bool posted = r->issued == layout_of(r)->bucket_count && r->busy > 0;
+    if (posted) ISO_TRY(iso__transport_settle(r->transport));
+    ISO_TRY(measure_from(r, 0));
+    return publish_down(r, 0, waits);
+}
+
 iso_status iso__round_share(iso__round *r) {
     if (!r->zero) return ISO_OK;
     r->shares = true;
@@ -363,7 +384,7 @@ iso_status iso__round_share(iso__round *r) {
             continue;
         }
         r->bucket[b].stage = UPDATED;
-        if (iso__zero_has_room(r->zero)) ISO_TRY(send_values(r, b));
+        if (iso__zero_has_room(r->zero, b)) ISO_TRY(send_values(r, b));
     }
     if (r->busy == 0) restart_list(r);
     return ISO_OK;
@@ -383,12 +404,12 @@ static iso_status go_on_with(iso__round *r, int b) {
     return ISO_OK;
 }
 
-// With ZeRO, publishes all later buckets first: they leave in this order. If stage 2 held others
+// With ZeRO, publishes it after all later buckets: they leave in this order. If stage 2 held others
 // back, there may be room for them afterwards.
 iso_status iso__round_complete(iso__round *r, int b) {
     if (r->bucket[b].stage == OPEN) return ISO_OK;
     ISO_TRY(measure_from(r, b));
-    for (int k = is_shared(r, b) ? find_unshared(r) : b; k > b; k--) ISO_TRY(publish_bucket(r, k));
+    if (is_shared(r, b)) ISO_TRY(publish_down(r, b, true));
     while (r->bucket[b].stage != OPEN) ISO_TRY(go_on_with(r, b));
     bool makes_room = r->shares && iso__zero_divides_gradients(r->zero);
     return makes_room ? iso__round_publish_back(r) : ISO_OK;

@@ -10,29 +10,24 @@
 // Buckets of this size in all may be under way even if no bucket is that large.
 #define ROOM_BYTES ((size_t)4 << 20)
 
-// What stage 2 knows of a bucket.
-typedef struct held {
-    bool whole;   // left, and holds the shards of other ranks
-    size_t bytes; // resident when it was last looked at
-} held;
-
 struct iso__zero {
     const iso__layout *layout;
     const iso__store *store;
     iso__transport *transport;
-    held *held; // [buckets]; NULL: stage 1
+    bool *holds; // [buckets]: left, and holds the shards of other ranks; NULL: stage 1
     // A ring of the buckets that left, in this order, until they are trimmed: [buckets].
     int *left;
     int first, count;
     // Bytes of buckets that hold the shards of other ranks, and of those whose values are under
-    // way. None is to begin once these are at the limit, room.
+    // way. Neither is to exceed room, which has room for each bucket.
     size_t whole, published, room;
-    size_t resident, peak; // bytes of all buckets
+    bool watched;
+    size_t peak; // the most bytes that were resident at a look
 };
 
 static iso_status hold_gradients(iso__zero *z) {
     size_t buckets = (size_t)z->layout->bucket_count;
-    ISO_TRY(iso__alloc_zero(buckets * sizeof(*z->held), (void **)&z->held));
+    ISO_TRY(iso__alloc_zero(buckets * sizeof(*z->holds), (void **)&z->holds));
     ISO_TRY(iso__alloc_zero(buckets * sizeof(*z->left), (void **)&z->left));
     z->room = ROOM_BYTES;
     for (size_t b = 0; b < buckets; b++)
@@ -56,7 +51,7 @@ void iso__zero_destroy(iso__zero **pointer) {
     iso__zero *z = *pointer;
     *pointer = NULL;
     if (!z) return;
-    iso__free(z->held);
+    iso__free(z->holds);
     iso__free(z->left);
     iso__free(z);
 }
@@ -83,34 +78,32 @@ iso__own iso__zero_own(const iso__zero *z, const iso__layout *l, int slot) {
 
 // ---- Gradients, in stage 2 --------------------------------------------------------------------------
 
-bool iso__zero_divides_gradients(const iso__zero *z) { return z && z->held; }
+bool iso__zero_divides_gradients(const iso__zero *z) { return z && z->holds; }
 
-bool iso__zero_has_room(const iso__zero *z) {
-    return !iso__zero_divides_gradients(z) || z->published < z->room;
+bool iso__zero_has_room(const iso__zero *z, int bucket) {
+    return !iso__zero_divides_gradients(z) ||
+           z->published + z->layout->bucket[bucket].bytes <= z->room;
+}
+
+void iso__zero_watch(iso__zero *z) {
+    if (z) z->watched = true;
 }
 
 size_t iso__zero_peak(const iso__zero *z) { return z ? z->peak : 0; }
 
-static void note_peak(iso__zero *z, size_t bytes) {
+// A look at all pages, so that it is of one moment.
+static void look_around(iso__zero *z) {
+    if (!z->holds || !z->watched) return;
+    size_t bytes = iso__pages_resident(z->store->arena, z->store->bytes);
     if (bytes > z->peak) z->peak = bytes;
 }
 
-static void look_at(iso__zero *z, int bucket) {
-    const iso__bucket *b = &z->layout->bucket[bucket];
-    size_t bytes = iso__pages_resident(z->store->arena + b->offset, b->bytes);
-    if (bytes > b->bytes) bytes = b->bytes; // other buckets share its first and last page
-    z->resident = z->resident - z->held[bucket].bytes + bytes;
-    z->held[bucket].bytes = bytes;
-    note_peak(z, z->resident);
-}
-
-void iso__zero_leaves(iso__zero *z, int bucket, bool first) {
+void iso__zero_leaves(iso__zero *z, int bucket) {
     if (!iso__zero_divides_gradients(z)) return;
     iso__zero_trim(z);
-    look_at(z, bucket);
-    if (first) note_peak(z, iso__pages_resident(z->store->arena, z->store->bytes)); // accumulated
+    look_around(z);
     if (z->layout->bucket[bucket].local) return;
-    z->held[bucket].whole = true;
+    z->holds[bucket] = true;
     z->whole += z->layout->bucket[bucket].bytes;
     if (z->count < z->layout->bucket_count)
         z->left[(z->first + z->count++) % z->layout->bucket_count] = bucket;
@@ -122,16 +115,15 @@ static void drop_others(iso__zero *z, int bucket) {
     size_t end = own.offset + own.bytes;
     iso__store_drop(z->store, b->offset, own.offset - b->offset);
     iso__store_drop(z->store, end, b->offset + b->bytes - end);
-    z->held[bucket].whole = false;
+    z->holds[bucket] = false;
     z->whole -= b->bytes;
-    look_at(z, bucket);
 }
 
 void iso__zero_trim(iso__zero *z) {
     iso__transport *t = z->transport;
-    while (z->held && z->count > 0) {
+    while (z->holds && z->count > 0) {
         int bucket = z->left[z->first];
-        bool whole = z->held[bucket].whole;
+        bool whole = z->holds[bucket];
         if (whole && (t->whole || !t->ops->is_back(t, bucket))) return;
         if (whole) drop_others(z, bucket);
         z->first = (z->first + 1) % z->layout->bucket_count;
@@ -140,7 +132,7 @@ void iso__zero_trim(iso__zero *z) {
 }
 
 int iso__zero_crowded_by(const iso__zero *z) {
-    bool crowded = z && z->held && z->whole > z->room && z->count > 0 && !z->transport->whole;
+    bool crowded = z && z->holds && z->whole > z->room && z->count > 0 && !z->transport->whole;
     return crowded ? z->left[z->first] : -1;
 }
 
@@ -151,7 +143,7 @@ iso_status iso__zero_await_back(iso__zero *z, int bucket) {
 }
 
 void iso__zero_arrived(iso__zero *z, int bucket) {
-    if (z->held && z->held[bucket].whole) drop_others(z, bucket);
+    if (z->holds && z->holds[bucket]) drop_others(z, bucket);
 }
 
 // ---- Values -----------------------------------------------------------------------------------------
@@ -181,18 +173,12 @@ iso_status iso__zero_publish(iso__zero *z, int bucket) {
     return z->transport->ops->publish(z->transport, bucket);
 }
 
-static void drop_bucket(iso__zero *z, int bucket) {
-    const iso__bucket *b = &z->layout->bucket[bucket];
-    look_at(z, bucket);
-    iso__store_drop(z->store, b->offset, b->bytes);
-    look_at(z, bucket);
-}
-
 iso_status iso__zero_collect(iso__zero *z, int bucket, const iso__idle *idle,
                              iso__exchange_times *times) {
     const iso__layout *l = z->layout;
     const iso__range *range = &l->range[bucket];
     ISO_TRY(z->transport->ops->collect(z->transport, bucket, idle, times));
+    look_around(z);
     for (int k = range->first; k <= range->last; k++) {
         int s = l->order[k];
         iso__own own = iso__zero_own(z, l, s);
@@ -201,7 +187,7 @@ iso_status iso__zero_collect(iso__zero *z, int bucket, const iso__idle *idle,
         copy_elements(z, s, (iso__own){behind, l->slot[s].count - behind}, false);
     }
     z->published -= l->bucket[bucket].bytes;
-    if (z->held) drop_bucket(z, bucket);
+    iso__store_drop(z->store, l->bucket[bucket].offset, l->bucket[bucket].bytes);
     return ISO_OK;
 }
 

@@ -31,8 +31,8 @@ iso__own iso__zero_own(const iso__zero *z, const iso__layout *l, int slot); // f
 
 // ---- Stage 2; in stage 1 these calls do nothing ----
 
-// A bucket is about to be posted. first: it is the first of its list.
-void iso__zero_leaves(iso__zero *z, int bucket, bool first);
+// A bucket is about to be posted.
+void iso__zero_leaves(iso__zero *z, int bucket);
 // Drops the shards of other ranks of the buckets that are back. Local, never waits.
 void iso__zero_trim(iso__zero *z);
 // A bucket has arrived: drops the shards of the other ranks.
@@ -43,10 +43,14 @@ int iso__zero_crowded_by(const iso__zero *z); // accepts NULL
 iso_status iso__zero_await_back(iso__zero *z, int bucket);
 // Whether gradients are divided.
 bool iso__zero_divides_gradients(const iso__zero *z); // accepts NULL
-// Whether another bucket may be published now. In stage 1 always.
-bool iso__zero_has_room(const iso__zero *z); // accepts NULL
-// The most bytes of gradient memory that were resident at once, as the system said when a bucket
-// left and when its values were here. 0 in stage 1.
+// Whether this bucket may be published now, that is, beside those whose values are under way. If
+// none are, each bucket has room. In stage 1 always.
+bool iso__zero_has_room(const iso__zero *z, int bucket); // accepts NULL
+// From now on iso__zero_peak is measured.
+void iso__zero_watch(iso__zero *z); // accepts NULL
+// The most bytes of gradient memory that were resident at one of these moments: a bucket leaves, or
+// the values of one have come and are about to be put in place. Each look costs the time of a
+// mincore of all gradient memory. 0 in stage 1, and unless watched.
 size_t iso__zero_peak(const iso__zero *z); // accepts NULL
 
 // ---- Values ----
