@@ -426,8 +426,7 @@ iso_status train_trace_write(train_run *run);
 // The fraction of an exchange that was hidden, 0 to 1. It is 0 if waits are longer than the
 // exchange, because ranks wait for each other. NaN: there is no exchange.
 double train_hidden(double exchange_ms, double wait_ms);
-// Before the first step. Begins to measure what --stats asks for and what costs time.
-void train_stats_watch(train_run *run);
+void train_stats_watch(train_run *run); // before the first step; for --stats
 // Collective. Prints and logs what --stats asks for: for each bucket of gradients a table on rank
 // 0, and events of the log; then the straggler.
 iso_status train_stats_tell(const train_run *run, const train_result *result);
