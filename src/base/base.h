@@ -115,12 +115,12 @@ iso_status iso__grow(void **array, int count, int *room, size_t size);
 iso_status iso__strdup(const char *text, char **out);
 void iso__free(void *pointer); // accepts NULL
 
-// Memory in whole pages of the system, zero at first, so that parts of it can be given back. The
-// system gives it no huge pages, of which a part cannot be given back. It counts as the blocks
-// above do. Pages are there once they are written. Free it with the same number of bytes.
+// Zeroed memory in whole pages, of which parts can be returned to the system. It disables huge
+// pages, because the system takes back whole pages only. The memory balance counts it as a block. A
+// page takes memory once it is written. Free it with the same number of bytes.
 iso_status iso__pages_alloc(size_t bytes, void **out);
 void iso__pages_free(void *memory, size_t bytes); // accepts NULL
-// Makes bytes of such memory zero, and gives back the pages that hold nothing else.
+// Zeroes bytes of such memory, and returns the pages that hold nothing else to the system.
 void iso__pages_clear(void *from, size_t bytes);
 // The size of the pages that hold some of these bytes and are in memory, as the system says.
 size_t iso__pages_resident(const void *from, size_t bytes);

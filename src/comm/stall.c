@@ -103,8 +103,10 @@ static void add_rank(list *l, const iso__patience *p, const iso__fact *fact, ver
         add_entry(l, "rank %d on %.24s has given no sign of life for %.1f s", rank, host, silent);
         break;
     case LATE:
-        add_entry(l, "rank %d on %.24s is late: it has computed or waited elsewhere for %.1f s%s%s",
-                  rank, host, late, fact->doing[0] ? ", and began last " : "", fact->doing);
+        add_entry(l,
+                  "rank %d on %.24s is late: it has computed or waited elsewhere for %.1f s%s%s%s",
+                  rank, host, late, fact->doing[0] ? " (last activity: " : "", fact->doing,
+                  fact->doing[0] ? ")" : "");
         break;
     case WAITS:
         add_entry(l, "rank %d on %.24s is late: it has itself waited %.1f s for %s", rank, host,

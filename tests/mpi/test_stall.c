@@ -112,7 +112,7 @@ Test(np3_stall, a_late_rank_is_named_in_blocking_collectives) {
 // As a rank that saves what all ranks have, while the others wait for it.
 Test(np3_stall, what_a_late_rank_began_last_is_told) {
     if (test_rank == CULPRIT) iso__alive("the writing of a checkpoint");
-    iso_assert_all(is_named(meet, " s, and began last the writing of a checkpoint"));
+    iso_assert_all(is_named(meet, " s (last activity: the writing of a checkpoint)"));
     MPI_Finalize();
 }
 
