@@ -404,14 +404,18 @@ static const iso__daso_ops daso_ops = {
     .stats = get_stats,
 };
 
+static iso__average_kind exchange_kind(const iso_daso_config *config) {
+    if (config->tournament) return ISO__SWAP;
+    if (!config->gossip) return ISO__MEAN;
+    return config->peers == ISO_PEERS_PAIR ? ISO__GOSSIP_PAIRS : ISO__GOSSIP;
+}
+
 static iso__periodic_config engine_config(const iso_daso_config *config) {
     iso__periodic_config engine = {
         .topology = {.unit = config->unit, .use_mpi_groups = true},
         .wire = {.wire = iso__wire_codec(config->wire, config->topk_ratio),
                  .differences = config->wire != ISO_WIRE_F32,
-                 .gossip = config->gossip,
-                 .pairs = config->peers == ISO_PEERS_PAIR,
-                 .swap = config->tournament != NULL,
+                 .kind = exchange_kind(config),
                  .unordered = config->asynchronous},
         .full = {.wire = &iso__codec_f32},
         .merge = config->merge,

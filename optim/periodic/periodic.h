@@ -78,7 +78,8 @@ typedef struct iso__periodic_config {
     // Instead of merges and of means over all ranks; NULL: none. Owned by the owner. `wire` swaps.
     const iso_tournament *tournament;
     // Instead of `merge`, for exchanges over all ranks; NULL: none. Owned by the owner. The only
-    // lower level then is gossip: with wire.gossip, level 0 is gossip and level 1 the mean of all.
+    // lower level then is gossip: if `wire` is gossip, level 0 is gossip and level 1 the mean of
+    // all.
     const iso_outer *outer;
     iso_state_sync state;
     // The number of exchanges of nearly equal size that may be under way at once; 0: one. Above 1
@@ -189,7 +190,7 @@ static inline bool iso__periodic_outer_ends(const iso__periodic *p, int level) {
 }
 // Whether it is gossip.
 static inline bool iso__periodic_gossips(const iso__periodic *p, int level) {
-    return p->config.wire.gossip && !iso__periodic_outer_ends(p, level);
+    return iso__is_gossip(p->config.wire.kind) && !iso__periodic_outer_ends(p, level);
 }
 
 enum { ISO__EXCHANGE_MS, ISO__STEP_MS, ISO__WAIT_MS, ISO__DIVERGENCE }; // indices of metrics

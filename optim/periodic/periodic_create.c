@@ -101,7 +101,8 @@ static iso_status make_exchanges(iso__periodic *p) {
     for (int i = 0; i < p->exchange_count; i++) {
         iso__periodic_exchange *x = &p->exchange[i];
         iso__average_config all = *wire;
-        all.gossip = iso__periodic_gossips(p, p->config.lower_count);
+        if (iso__periodic_outer_ends(p, p->config.lower_count) && iso__is_gossip(wire->kind))
+            all.kind = ISO__MEAN;
         ISO_TRY(iso__periodic_make_average(p->routes, x->size, &all, &x->average));
         for (int k = 0; k < p->config.lower_count; k++)
             ISO_TRY(iso__periodic_make_average(p->lower[k], x->size, wire, &x->lower[k]));

@@ -92,18 +92,17 @@ static iso_status check_config(size_t count, const iso__average_config *config) 
               "round_sums and differences cannot be combined");
     ISO_CHECK(!config->round_sums || config->wire->mean_rounded, ISO_ERR_ARG,
               "round_sums needs an element type, which %s is not", config->wire->name);
-    ISO_CHECK(!(config->gossip || config->swap) ||
-                  (config->wire == &iso__codec_f32 && config->chunk == 0),
+    ISO_CHECK(config->kind == ISO__MEAN || (config->wire == &iso__codec_f32 && config->chunk == 0),
               ISO_ERR_ARG, "gossip and models that are swapped travel in f32, as a whole");
-    ISO_CHECK(!config->gossip || !config->swap, ISO_ERR_ARG, "gossip and swap exclude each other");
     return ISO_OK;
 }
 
 // Gossip is between ranks. Its factor is 1 to the last bit.
 static iso_status choose_factor(iso__average *a) {
-    ISO_CHECK(!a->config.gossip || a->layout->largest == 1, ISO_ERR_ARG,
+    bool gossip = iso__is_gossip(a->config.kind);
+    ISO_CHECK(!gossip || a->layout->largest == 1, ISO_ERR_ARG,
               "gossip needs nodes of one rank each, and there are nodes of %d", a->layout->largest);
-    a->factor = a->config.gossip ? 1 : a->layout->weight * a->layout->nodes;
+    a->factor = gossip ? 1 : a->layout->weight * a->layout->nodes;
     return ISO_OK;
 }
 

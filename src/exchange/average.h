@@ -20,7 +20,7 @@
 // An array may have f64 elements behind its f32 elements. Codecs and differences are for f32 only:
 // f64 elements travel as they are. Both types take part in the same phases and the same verdict.
 //
-// Gossip (iso__average_config): instead of the mean of all nodes, a rank gets the mean of its array
+// Gossip (ISO__GOSSIP): instead of the mean of all nodes, a rank gets the mean of its array
 // and that of one other rank. SCATTER is then a message to a rank and one from a rank, and there
 // are no GATHER and no SPREAD. Exchange k goes to rank + d modulo P, with d = 2^(k mod R) and R =
 // ceil(log2 P): the directed one-peer exponential graph of Stochastic Gradient Push (Assran et al.,
@@ -36,12 +36,12 @@
 //     other than 1, are the other eigenvalues, whose magnitudes are at most 1, and those of d = 1
 //     are below 1.
 //
-// Gossip in pairs (`pairs`): the two ranks of a pair send each other their arrays, and get the same
-// mean. With H = ceil(P / 2), exchange k pairs rank i < H with rank H + (i + k) mod H: Bagua's
-// "shift_one". If P is odd, rank P does not exist, and the rank that would be paired with it gets
-// its own array, as a message from itself. W is (I + S) / 2 with a symmetric permutation S, so it
-// is symmetric and doubly stochastic (D-PSGD: Lian et al., NeurIPS 2017). In H exchanges, every
-// rank of the lower half meets every one of the upper half.
+// Gossip in pairs (ISO__GOSSIP_PAIRS): the two ranks of a pair send each other their arrays, and
+// get the same mean. With H = ceil(P / 2), exchange k pairs rank i < H with rank H + (i + k) mod H:
+// Bagua's "shift_one". If P is odd, rank P does not exist, and the rank that would be paired with
+// it gets its own array, as a message from itself. W is (I + S) / 2 with a symmetric permutation S,
+// so it is symmetric and doubly stochastic (D-PSGD: Lian et al., NeurIPS 2017). In H exchanges,
+// every rank of the lower half meets every one of the upper half.
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
@@ -54,6 +54,20 @@
 #define ISO__SHARDS -1
 
 enum { ISO__METRICS = 4 };
+
+// What an exchange leaves on a rank.
+typedef enum iso__average_kind {
+    ISO__MEAN,         // the mean over all nodes
+    ISO__GOSSIP,       // the mean with one other rank, see above
+    ISO__GOSSIP_PAIRS, // likewise
+    // A node gets the array of one other node (iso__average_set_peer), which gets its own: shard by
+    // shard in SCATTER, without GATHER. Values need not be finite.
+    ISO__SWAP
+} iso__average_kind;
+
+static inline bool iso__is_gossip(iso__average_kind kind) {
+    return kind == ISO__GOSSIP || kind == ISO__GOSSIP_PAIRS;
+}
 
 // The elements of a flat array: those of f32 first, then, from the next multiple of 128 bytes,
 // those of f64. The array is passed as a pointer to its first byte.
@@ -86,13 +100,8 @@ typedef struct iso__average_config {
     // a whole.
     size_t chunk;
     size_t f64; // f64 elements behind the f32 elements
-    // Gossip, see above. Every rank must be a node of its own. Requires f32, and chunk 0.
-    bool gossip;
-    bool pairs; // of gossip, see above
-    // Instead of the mean, a node gets the array of one other node (iso__average_set_peer), which
-    // gets its own: shard by shard in SCATTER, without GATHER. Values need not be finite. Requires
-    // f32, and chunk 0.
-    bool swap;
+    // All but ISO__MEAN require f32, and chunk 0. For gossip, every rank must be a node of its own.
+    iso__average_kind kind;
     // Ranks start exchanges at different places among their other collectives, so ISO_DEBUG=detail
     // does not compare them.
     bool unordered;

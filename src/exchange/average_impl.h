@@ -100,7 +100,7 @@ struct iso__average {
 
 // Whether a message goes to one node, and not a share to each.
 static inline bool iso__average_has_peer(const iso__average *a) {
-    return a->config.gossip || a->config.swap;
+    return a->config.kind != ISO__MEAN;
 }
 // The number of blocks of a chunk: one for each node; with a peer, one with all of it.
 size_t iso__average_blocks(const iso__average *a);

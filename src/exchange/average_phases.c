@@ -38,6 +38,8 @@ static void note_posted(iso__average *a, iso_status status) {
 
 // ---- Scatter --------------------------------------------------------------------------------------
 
+static bool is_swap(const iso__average *a) { return a->config.kind == ISO__SWAP; }
+
 static bool in_place(const iso__average *a) { return a->result == (const float *)(void *)a->send; }
 
 static size_t chunk_bytes(const iso__average *a, const iso__average_chunk *c, size_t count) {
@@ -67,7 +69,7 @@ static void count_blocks(iso__average *a, const iso_comm *comm, size_t bytes) {
 static bool encode_chunk(iso__average *a, const iso__average_chunk *c, const float *values,
                          char *to) {
     const float *x = elements_of(a, c, values);
-    if (a->config.swap) {
+    if (is_swap(a)) {
         memcpy(to, x, chunk_bytes(a, c, c->count));
         return true;
     }
@@ -115,9 +117,9 @@ static peers choose_partner(int64_t turn, int rank, int ranks) {
 
 static peers choose_peers(const iso__average *a) {
     int rank = iso_comm_rank(a->leaders), ranks = a->layout->nodes;
-    if (a->config.swap) return (peers){a->peer, a->peer};
-    return a->config.pairs ? choose_partner(a->turn, rank, ranks)
-                           : choose_next(a->turn, rank, ranks);
+    if (is_swap(a)) return (peers){a->peer, a->peer};
+    return a->config.kind == ISO__GOSSIP_PAIRS ? choose_partner(a->turn, rank, ranks)
+                                               : choose_next(a->turn, rank, ranks);
 }
 
 static void send_to_peer(iso__average *a, iso__average_chunk *c) {
@@ -128,7 +130,7 @@ static void send_to_peer(iso__average *a, iso__average_chunk *c) {
                        .bytes = chunk_bytes(a, c, c->block),
                        .to = with.to,
                        .from = with.from};
-    const char *name = a->config.swap ? "exchange of models" : "mean over nodes (gossip)";
+    const char *name = is_swap(a) ? "exchange of models" : "mean over nodes (gossip)";
     note_posted(a, iso__comm_imessages(a->leaders, &m, name, &c->sent, &c->request));
     iso__count_message(&sent, a->leaders, m.to, m.bytes);
     a->stats.bytes_sent += sent.bytes_sent;
@@ -209,16 +211,16 @@ static iso_status finish_scatter(iso__average *a, bool wait) {
         iso_status status = settle_request(a, &c->request, wait);
         if (status == ISO_OK) status = settle_request(a, &c->sent, wait);
         if (status != ISO_OK) return status;
-        if (a->config.gossip) mix_chunk(a, c);
+        if (iso__is_gossip(a->config.kind)) mix_chunk(a, c);
         if (!iso__average_has_peer(a)) send_share(a, c);
     }
     return ISO_OK;
 }
 
 static bool decode_chunk(iso__average *a, const iso__average_chunk *c) {
-    const void *from = block_of(a, a->config.swap ? a->recv : a->send, c, 0);
+    const void *from = block_of(a, is_swap(a) ? a->recv : a->send, c, 0);
     void *to = elements_of(a, c, a->result);
-    if (a->config.swap) {
+    if (is_swap(a)) {
         memcpy(to, from, chunk_bytes(a, c, c->count));
         return true;
     }
@@ -367,7 +369,7 @@ static void choose_result(iso__average *a) {
     size_t chunks = 0;
     for (int k = 0; k < ISO__AVERAGE_TYPES; k++) chunks += iso__average_chunks(a, a->size[k]);
     a->result = a->mean[1 - a->current];
-    if (a->config.swap) return;
+    if (is_swap(a)) return;
     // `send` then holds the mean itself, so nothing is copied.
     if (whole && chunks == 1 && a->config.wire == &iso__codec_f32 && a->layout->nodes > 1)
         a->result = (float *)(void *)a->send;
@@ -394,7 +396,7 @@ static void copy_values(iso__average *a, const float *values) {
     size_t f64 = iso__average_at(a, ISO__AVERAGE_F64);
     const void *from = (const char *)values + f64;
     void *to = (char *)a->result + f64;
-    if (a->config.swap)
+    if (is_swap(a))
         memcpy(a->result, values,
                iso__flat_bytes((iso__flat){a->count, a->size[ISO__AVERAGE_F64]}));
     else if (is_member(a) && (!iso__codec_f32.encode(a->count, values, 1, a->result) ||

@@ -223,7 +223,7 @@ Test(np3_average_faults, a_late_rank_is_a_time_out_that_can_be_waited_out) {
 
 // The ranks that wait for a message of the late one say so.
 static void late_peer_is_a_time_out(bool swap, const char *name) {
-    iso__average_config config = {.wire = &iso__codec_f32, .gossip = !swap, .swap = swap};
+    iso__average_config config = {.wire = &iso__codec_f32, .kind = swap ? ISO__SWAP : ISO__GOSSIP};
     static float peer[MOST_VALUES];
     double metrics[ISO__METRICS] = {0};
     const float *mean = NULL;
