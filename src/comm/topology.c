@@ -42,9 +42,9 @@ static iso_status split_node(iso_comm *comm, iso_scope unit, MPI_Comm *out) {
 }
 
 // Creates an iso_comm for the ranks of *group, and frees *group.
-static iso_status adopt_group(const iso_comm *like, MPI_Comm *group, bool long_requests,
-                              iso_comm **out) {
+static iso_status adopt_group(iso_comm *like, MPI_Comm *group, bool long_requests, iso_comm **out) {
     iso_status status = iso__comm_create_like(like, *group, long_requests, out);
+    if (status == ISO_ERR_MPI) iso__comm_lose(like); // the others may wait in the group
     // After these MPI may still use it, and would crash.
     if (status != ISO_ERR_TIMEOUT && status != ISO_ERR_MPI) MPI_Comm_free(group);
     ISO_TRY(status);
