@@ -66,7 +66,7 @@ faults_outcome() { # status
         echo error-of-mpi
     elif faults_sentence; then
         echo error
-    elif ! grep -q '^isotherm\|^train: [^S]' output && grep -q 'Data unpack .* in file .*show_help' output; then
+    elif ! grep -q '^isotherm\|^train: [^S]' output && grep -q 'ORTE_ERROR_LOG: .* in file .*show_help' output; then
         echo error-of-mpi # which the mpirun of Open MPI 4.1.4 sometimes fails to print
     else
         echo SENTENCES
