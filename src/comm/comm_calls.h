@@ -78,6 +78,9 @@ iso_status iso__topology_create(iso_comm *comm, const iso_topology_config *confi
 // (iso_now).
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 iso_status iso__request_test(iso_request **request, int64_t *done_ns); // as iso_request_test
+// As iso_request_wait. Until it is complete, calls idle(user) at first, and after any exchange of
+// this process has completed; again at once if it returns true, because it did something.
+iso_status iso__request_wait_idle(iso_request **request, bool (*idle)(void *user), void *user);
 
 // ---- Collectives that others carry out (outside.c) -------------------------------------------------
 
@@ -131,6 +134,19 @@ typedef struct iso__messages {
 } iso__messages;
 iso_status iso__comm_imessages(iso_comm *comm, const iso__messages *messages, const char *name,
                                iso_request **sent, iso_request **received);
+// Sends `bytes` to rank `with`, or, if `send` is NULL, receives them from it. The k-th message with
+// a tag that a rank sends to another one is the k-th with this tag that the other one receives from
+// it; nothing else is in order, so ranks need not begin messages alike. No wait for it can tell who
+// is late. bytes: a multiple of 64, the same on both ranks. The memory belongs to the message until
+// it completes.
+typedef struct iso__message {
+    const void *send;
+    void *recv;
+    size_t bytes;
+    int with, tag; // tag: from 1
+} iso__message;
+iso_status iso__comm_imessage(iso_comm *comm, const iso__message *message, const char *name,
+                              iso_request **out);
 // Collective. The largest of each number, in place.
 iso_status iso__comm_iallreduce_max(iso_comm *comm, double *data, int count, const char *name,
                                     iso_request **out);

@@ -49,7 +49,8 @@ struct iso_comm {
     iso__watch *watch;
     int *seat_of;
     iso__stream meetings, sums;
-    uint64_t channels; // created so far
+    iso__stream messages; // between two ranks, of iso__comm_imessage: neither shown nor recorded
+    uint64_t channels;    // created so far
 };
 
 // ISO_ERR_STATE if the mpirun of another MPI library started several processes, so that each one is

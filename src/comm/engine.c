@@ -62,7 +62,8 @@ iso_status iso__request_begin(iso_comm *comm, iso__stream *stream, const char *n
                              .state = ISO_REQUEST_POSTED,
                              .older = engine->newest};
     request->turn = iso__stream_count(stream, request->posted_ns);
-    iso__record_posted(stream->record, (uint32_t)request->turn + 1, bytes, name);
+    if (stream->recorded)
+        iso__record_posted(stream->record, (uint32_t)request->turn + 1, bytes, name);
     *(engine->newest ? &engine->newest->newer : &engine->oldest) = request;
     engine->newest = request;
     *out = request;
@@ -75,8 +76,9 @@ void iso__request_complete(iso_request *request) {
     *(request->newer ? &request->newer->older : &engine->newest) = request->older;
     request->done_ns = iso_now();
     engine->completions++;
-    iso__record_done(request->stream->record, (uint32_t)request->turn + 1, request->bytes,
-                     request->name);
+    if (request->stream->recorded)
+        iso__record_done(request->stream->record, (uint32_t)request->turn + 1, request->bytes,
+                         request->name);
     request->state = request->mpi_error ? ISO_REQUEST_FAILED : ISO_REQUEST_DONE;
     if (!request->channel) return;
     request->next_in_line = NULL;

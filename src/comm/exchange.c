@@ -69,11 +69,12 @@ static int post_bcast(iso_request *request, int count, MPI_Comm mpi, MPI_Request
 // counts in int.
 static int post_message(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     MPI_Datatype type;
+    int with = request->root, tag = request->tag;
     int rc = MPI_Type_contiguous((int)UNIT, MPI_BYTE, &type);
     if (rc == MPI_SUCCESS) rc = MPI_Type_commit(&type);
     if (rc != MPI_SUCCESS) return rc;
-    rc = request->send ? MPI_Isend(request->send, count, type, request->root, 0, mpi, out)
-                       : MPI_Irecv(request->next, count, type, request->root, 0, mpi, out);
+    rc = request->send ? MPI_Isend(request->send, count, type, with, tag, mpi, out)
+                       : MPI_Irecv(request->next, count, type, with, tag, mpi, out);
     MPI_Type_free(&type); // MPI keeps it until the operation is complete
     return rc;
 }
@@ -85,7 +86,8 @@ static int post_largest(iso_request *request, int count, MPI_Comm mpi, MPI_Reque
 static iso_status start_locked(iso_comm *comm, const iso_request *what, size_t bytes,
                                const char *name, iso_request **out) {
     iso_request *request;
-    ISO_TRY(iso__request_begin(comm, &comm->sums, name, bytes, &request));
+    iso__stream *stream = what->tag > 0 ? &comm->messages : &comm->sums;
+    ISO_TRY(iso__request_begin(comm, stream, name, bytes, &request));
     request->call = what->call;
     request->next = what->next;
     request->send = what->send;
@@ -93,6 +95,7 @@ static iso_status start_locked(iso_comm *comm, const iso_request *what, size_t b
     request->unit = what->unit;
     request->block = what->block;
     request->root = what->root;
+    request->tag = what->tag;
     request->whole = what->whole;
     iso_status status = ISO_OK;
     if (request->left == 0)
@@ -160,6 +163,19 @@ iso_status iso__comm_imessages(iso_comm *comm, const iso__messages *m, const cha
     what.root = m->to;
     ISO_TRY(start_exchange(comm, &what, m->bytes, name, sent));
     return ISO_OK;
+}
+
+iso_status iso__comm_imessage(iso_comm *comm, const iso__message *m, const char *name,
+                              iso_request **out) {
+    iso_request what = {.call = post_message,
+                        .send = m->send,
+                        .next = m->send ? (char *)(uintptr_t)m->send : m->recv,
+                        .left = m->bytes / UNIT,
+                        .unit = UNIT,
+                        .root = m->with,
+                        .tag = m->tag,
+                        .whole = true};
+    return start_exchange(comm, &what, m->bytes, name, out);
 }
 
 iso_status iso__comm_iallreduce_max(iso_comm *comm, double *data, int count, const char *name,

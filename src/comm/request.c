@@ -79,16 +79,20 @@ static bool is_done(const void *what) {
     return ((const iso_request *)what)->state != ISO_REQUEST_POSTED;
 }
 
-iso_status iso__request_finish(iso_request **pointer, int64_t *done_ns) {
+static iso_status finish_request(iso_request **pointer, int64_t *done_ns, bool (*idle)(void *user),
+                                 void *user) {
     iso_request *request = *pointer;
     if (!request) return ISO_OK;
     iso__engine *engine = request->engine;
+    bool alike = request->stream != &request->comm->messages; // so that counts tell who is late
     const iso__awaited awaited = {.comm = request->comm,
-                                  .stream = request->stream,
+                                  .stream = alike ? request->stream : NULL,
                                   .name = request->name,
                                   .began_ns = request->posted_ns,
                                   .what = request,
-                                  .is_done = is_done};
+                                  .is_done = is_done,
+                                  .idle = idle,
+                                  .user = user};
     pthread_mutex_lock(&engine->lock);
     iso_status status = iso__engine_wait(engine, &awaited);
     if (status == ISO_OK) status = request_verdict(request);
@@ -96,6 +100,14 @@ iso_status iso__request_finish(iso_request **pointer, int64_t *done_ns) {
     if (is_done(request)) iso__request_release(engine, pointer);
     pthread_mutex_unlock(&engine->lock);
     return status;
+}
+
+iso_status iso__request_finish(iso_request **request, int64_t *done_ns) {
+    return finish_request(request, done_ns, NULL, NULL);
+}
+
+iso_status iso__request_wait_idle(iso_request **request, bool (*idle)(void *user), void *user) {
+    return finish_request(request, NULL, idle, user);
 }
 
 iso_status iso_request_wait(iso_request **request) { return iso__request_finish(request, NULL); }

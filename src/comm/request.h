@@ -33,7 +33,8 @@ struct iso_request {
     const char *send; // alltoall: as next
     size_t block; // alltoall, allgather: bytes from a rank's block to the next. Elements are those
                   // of one block
-    int root;     // bcast
+    int root;     // bcast; of a message: the other rank
+    int tag;      // of a message
     iso_dtype dtype;                // all-reduce
     iso__operation operation;       // of a channel's chunk
     struct iso__channel_cell *cell; // of a channel's chunk; or NULL
