@@ -37,6 +37,7 @@ libiso_core_la_SOURCES += \
     optim/periodic/daso_policy.c \
     optim/periodic/daso_schedule.c \
     optim/periodic/daso_settings.c \
+    optim/periodic/daso_server.c \
     optim/periodic/daso_settings.h \
     optim/periodic/daso_tournament.c \
     optim/periodic/merge.c \
@@ -53,7 +54,10 @@ libiso_core_la_SOURCES += \
     optim/periodic/periodic_memory.c \
     optim/periodic/periodic_outer.c \
     optim/periodic/periodic_state.c \
+    optim/periodic/periodic_worker.c \
     optim/periodic/sync_plan.h \
+    optim/periodic/worker_events.c \
+    optim/periodic/worker_events.h \
     optim/resume/module_state_dict.c \
     optim/resume/optimizer_state_dict.c \
     optim/resume/resume_file.c \

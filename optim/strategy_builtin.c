@@ -119,7 +119,7 @@ typedef struct periodic_kind {
     bool local;
     const iso_outer *outer; // NULL: none, unless a setting names one
     bool overlaps;          // the wait is the period
-    bool gossip, asynchronous, tournament;
+    bool gossip, asynchronous, server, tournament;
 } periodic_kind;
 #define KIND(table, TABLE)                                                                         \
     .setting = iso__##table##_setting, .setting_count = ISO__##TABLE##_SETTINGS
@@ -136,6 +136,7 @@ static periodic_kind overlap_kind = {KIND(overlap, OVERLAP), .local = true,
                                      .outer = &iso_outer_pull, .overlaps = true};
 static periodic_kind gossip_kind = {KIND(gossip, GOSSIP), .local = true, .gossip = true};
 static periodic_kind async_kind = {KIND(async, ASYNC), .local = true, .asynchronous = true};
+static periodic_kind server_kind = {KIND(server, SERVER), .local = true, .server = true};
 static periodic_kind tournament_kind = {KIND(tournament, TOURNAMENT), .local = true,
                                         .tournament = true};
 
@@ -149,6 +150,8 @@ static iso_status read_config(const iso_strategy_context *context, const periodi
     if (context->tournament) rules->tournament = *context->tournament;
     if (kind->local) config = iso_post_local_sgd_config(0, -1, ISO_DASO_AUTO_SKIP);
     if (kind->asynchronous) config = iso_async_config(0, -1);
+    if (kind->server) config = iso_server_config(0, ISO_DASO_AUTO_SKIP);
+    if (kind->server) config.warmup_steps = -1;
     config.gossip = kind->gossip;
     if (kind->tournament) config.tournament = &rules->tournament;
     config.total_steps = context->total_steps;
@@ -449,6 +452,10 @@ const iso_strategy iso__builtin_strategy[] = {
     {.name = "async",
      .text = "parameters, all the time, without waiting; each rank merges the mean when it arrives",
      OF_DASO(async, ASYNC)},
+    {.name = "server",
+     .text = "parameters, every --period steps, with parameter servers, one shard on each rank, "
+             "without waiting",
+     OF_DASO(server, SERVER)},
     {.name = "tournament",
      .text = "models, between two nodes every --period steps; each keeps the one that --validation "
              "says is better",

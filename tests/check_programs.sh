@@ -573,7 +573,7 @@ run_anew 2 "$train" --model mlp --batch 16 --steps 40 --quiet --sync streaming-d
 result $? "a period that is not given is one and a half of the wait, with fragments, too"
 refused 2 "fragments without a wait" '--fragments needs --wait' --sync daso --fragments 2
 refused 2 "int8 for f64 parameters" '--wire int8 needs f32: remove' --dtype f64 --sync daso --wire int8 --data nowhere
-for sync in daso daso-heat localsgd postlocal "streaming-diloco --period 4" "gossip --wait 1" \
+for sync in daso daso-heat localsgd postlocal "streaming-diloco --period 4" "gossip --wait 1" "server --period 3" \
     "tournament --validation 0.1 --period 3 --unit rank"; do
     # shellcheck disable=SC2086
     run_anew 2 "$train" --dtype f64 --model mlp --batch 16 --steps 8 --sync $sync --quiet \

@@ -34,6 +34,8 @@ repeats "an adaptive daso without a warm-up" 2 "$@" $mode --warmup 0
 repeats "a measured wait" 2 "$@" --sync daso --unit rank
 repeats "an adaptive slowmo" 2 "$@" --sync slowmo --policy adaptive --max-divergence 0.01
 repeats "async, with evaluations and checkpoints," 3 "$@" --sync async --eval-every 60 --checkpoint c --checkpoint-every 50
+repeats "a server, with evaluations and checkpoints," 3 "$@" --sync server --period 2 --eval-every 60 --checkpoint s \
+    --checkpoint-every 50
 
 # A change that nothing measured would cause, in the step of the second send: it comes from the log alone.
 sed '/"event":"change"/!d; /"cause":"sync"/d; s/"batches_to_wait":[0-9]*/"batches_to_wait":2/' adaptive >other

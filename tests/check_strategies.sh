@@ -82,6 +82,7 @@ learns --sync postlocal
 learns --sync gossip
 learns --sync gossip --peers pair
 learns --sync async
+learns --sync server
 learns --sync tournament --unit rank --period 50 --validation 0.1
 # What travels in few bits between two nodes costs less than a point.
 ISO_RANKS_PER_NODE=1

@@ -48,6 +48,10 @@ static const source sources[] = {
      "Local SGD in which the mean of all ranks is merged by each of them when it arrives, without "
      "waiting.",
      "Gan et al., BAGUA, VLDB 2022 (arXiv 2107.01499)"},
+    {"sync", "server",
+     "Local SGD in which a rank pushes its changes to servers, which are the ranks, and goes on "
+     "with the sum of all changes, without waiting.",
+     "Downpour SGD: Dean et al., NeurIPS 2012"},
     {"sync", "tournament",
      "Trainers meet in pairs, and each keeps the model that is better on held-out samples.",
      "LTFB: Jacobs et al., MLHPC 2017"},

@@ -136,7 +136,7 @@ const train_option train_option_table[] = {
     OF(OUTSIDE, TEXT("replay", replay), .choices = "LOG",
        .meaning =
            "repeat what depends on times in an earlier run (changes of period and wait; steps of "
-           "async), from its --log; give the same options"),
+           "async and server), from its --log; give the same options"),
     OF(SHARED | OUTSIDE, CHOICE("progress", progress), .choices = "auto|off|poll|thread",
        .initial = "auto", .meaning = "who drives communication during computation"),
     OF(RUN, NUMBER("bucket-mb", bucket_mb), .low = 0, .high = 1e6,

@@ -36,15 +36,16 @@ typedef struct change_list {
 } change_list;
 
 // What a rank did at its own step.
-enum { MOST_ACTIONS = 3 + 4 * 5 }; // of iso_daso_change
+enum { MOST_ACTIONS = 3 + 4 * 5, SERVER_ACTIONS = 8 }; // of iso_daso_change; for each other rank
 
-static bool parse_rank(const char *line, iso_daso_change *out) {
+static bool parse_rank(const char *line, int ranks, iso_daso_change *out) {
     long long step;
     int rank, actions, end = 0;
+    int most = SERVER_ACTIONS * ranks > MOST_ACTIONS ? SERVER_ACTIONS * ranks : MOST_ACTIONS;
     sscanf(line,
            "{\"event\":\"change\",\"step\":%lld,\"cause\":\"rank\",\"rank\":%d,\"actions\":%d}%n",
            &step, &rank, &actions, &end);
-    if (end == 0 || step < 1 || rank < 0 || actions < 1 || actions > MOST_ACTIONS) return false;
+    if (end == 0 || step < 1 || rank < 0 || actions < 1 || actions > most) return false;
     *out =
         (iso_daso_change){.step = step, .cause = ISO_CAUSE_RANK, .rank = rank, .actions = actions};
     return true;
@@ -127,7 +128,8 @@ static iso_status take_line(const char *path, int64_t number, const char *line, 
     iso_daso_change read;
     if (strncmp(line, resume, sizeof(resume) - 1) == 0) drop_after(list, line);
     if (strncmp(line, change, sizeof(change) - 1) != 0) return check_summary(list, path, line);
-    if (!parse_rank(line, &read) && !parse_change(line, &read))
+    int ranks = iso_comm_size(list->run->world->comm);
+    if (!parse_rank(line, ranks, &read) && !parse_change(line, &read))
         return train_error(ISO_ERR_FORMAT, "the log %s is damaged in line %lld", path,
                            (long long)number);
     return add_change(list, read);

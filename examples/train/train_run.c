@@ -29,7 +29,9 @@ static iso_status tell_dropped(train_run *run, iso_status status, int64_t step) 
 // others could wait for ever: the error ends the job.
 static iso_status tell_step(train_run *run, iso_status status) {
     status = tell_dropped(run, status, run->at.step + 1);
-    if (train_setting_of(run->options->sync, "sync-interval-ms")) run->told = false;
+    const char *sync = run->options->sync;
+    if (train_setting_of(sync, "sync-interval-ms") || train_setting_of(sync, "push-scale"))
+        run->told = false;
     return status;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Periodic synchronisation for slow networks: DASO (Coquelin et al., J. Big Data 9:14, 2022), as in
 // HeAT and in Isotherm's own variant, local SGD (Stich, ICLR 2019), and post-local SGD (Lin et al.,
-// ICLR 2020). Also gossip, asynchronous averages, and tournaments (isotherm/tournament.h).
+// ICLR 2020). Also gossip, asynchronous averages, a parameter server, and tournaments
+// (isotherm/tournament.h).
 //
 // The ranks of a node average gradients every local_skip batches. Nodes exchange parameters every
 // global_skip batches without blocking and merge the result batches_to_wait batches later. This is
@@ -30,7 +31,9 @@ extern "C" {
 // ---- Common to both variants ----------------------------------------------------------------------
 
 typedef struct iso_daso_stats {
-    int64_t steps, syncs; // batches (updates); merged exchanges, including full averages
+    // Batches (updates); merged exchanges, including full averages. Server: steps in which this
+    // rank merged answers of other ranks.
+    int64_t steps, syncs;
     // Current values. With levels global_skip is the shortest period. Asynchronous: 0, and a wait
     // of -1.
     int64_t global_skip, local_skip, batches_to_wait;
@@ -235,6 +238,9 @@ typedef struct iso_daso_change {
     int64_t global_skip, local_skip, batches_to_wait; // from then on; 0 for ISO_CAUSE_RANK
     // ISO_CAUSE_RANK: the rank, and what it did after update `step`: a sum of 1 if it merged, 2 if
     // it sent, and 4 times the progress of the exchange under way, from 1 (sent) to 5 (arrived).
+    // Server: one change for each thing it did, in its order: a sum of 1 if it served the push of
+    // rank r or 2 if it merged the answer of rank r, of 4 if that was where ranks met after the
+    // update, and of 8 r.
     int rank, actions;
 } iso_daso_change;
 
@@ -365,6 +371,24 @@ typedef struct iso_daso_config {
     // interval_ms, wire and topk_ratio.
     bool asynchronous;
     double interval_ms; // asynchronous: the least time from a send to the next, >= 0
+    // asynchronous: a parameter server instead of averages (Downpour SGD: Dean et al., NeurIPS
+    // 2012). Every rank is a worker, and rank s also serves shard s, one P-th of the parameters; no
+    // rank only serves. Every global_skip steps a worker pushes to each server a (x - k): the scale
+    // a times what it has changed in the shard since it last knew the server's values. Then k = x.
+    // The server adds this to its values y when it next ends a step, and answers with y. When the
+    // answer is there, the worker merges it after one of its steps: x = y + (x - k), k = y. No step
+    // waits. A rank that makes no step delays the answers of its own shard, and nothing else. A
+    // shard is not pushed again before its answer was merged.
+    //
+    // Where ranks meet, as above, all of them push what they have not pushed, and take the values
+    // of the servers. So all ranks go on with equal parameters, and with optimizer states of their
+    // own. In saved state the servers need no place. One rank trains alone; nothing changes its
+    // parameters. A rank whose parameters are not finite gets an error from the step that was to
+    // push them; all ranks get it where they meet, and then push nothing. Requires what
+    // iso_server_config sets, except for total_steps, phases, global_skip and push_scale.
+    // `divergence` and `exchange_ms` are not measured.
+    bool server;
+    double push_scale; // server: a; 0: 1 / P, so that progress that all ranks make counts once
     // Tournaments, see isotherm/tournament.h; copied. NULL: none. The nodes are the trainers, or,
     // with ISO_SCOPE_RANK, the ranks. Parameters and buffers travel, and with them optimizer state,
     // unless keep_state is set; nothing is averaged. Trainers are paired by `seed` and the number
@@ -385,11 +409,11 @@ typedef struct iso_daso_config {
     void (*changed)(const iso_daso_change *change, void *user);
     void *changed_user;
     // Changes in the order of their steps, the same on every rank, borrowed until the optimizer is
-    // destroyed. (Those of ISO_CAUSE_RANK in any order. The run that repeats them has to meet after
-    // the same steps. Steps without a change merge and send nothing.) They take the place of what
-    // the policy and the measurement of a wait would choose, which depends on times. So a run with
-    // the same config, ranks and data that is given all changes of an earlier one has its bits.
-    // NULL: none.
+    // destroyed. (Those of ISO_CAUSE_RANK in any order; with a server those of one rank in the
+    // order in which they were told. The run that repeats them has to meet after the same steps.
+    // Steps without a change merge and send nothing.) They take the place of what the policy and
+    // the measurement of a wait would choose, which depends on times. So a run with the same
+    // config, ranks and data that is given all changes of an earlier one has its bits. NULL: none.
     const iso_daso_change *replay;
     int64_t replay_count;
     // Lets iso_training_loaded take the state of a daso that was created for fewer steps, finished
@@ -442,6 +466,9 @@ iso_daso_config iso_gossip_config(int64_t total_steps, int64_t period);
 // ranks train alone, and merge averages as they arrive. interval_ms is 0 (Bagua's sync_interval_ms
 // is 500 by default).
 iso_daso_config iso_async_config(int64_t total_steps, int64_t warmup_steps);
+// A parameter server, see `server` above: ranks train alone, and push and pull every `period`
+// steps.
+iso_daso_config iso_server_config(int64_t total_steps, int64_t period);
 // Tournaments: the ranks of a node are a trainer, which trains alone; every `period` steps each
 // trainer meets another one and keeps the better model. *tournament is borrowed until the optimizer
 // is created.

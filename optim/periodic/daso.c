@@ -194,10 +194,13 @@ static iso_status begin_late(daso *self) {
 // After a step of the cycling phase.
 static iso_status finish_async(daso *self, const iso__sync_plan *plan) {
     const iso__daso_schedule *s = &self->schedule;
-    bool ends = s->phase != ISO__CYCLING;
-    if (ends) ISO_TRY(iso__async_end(&self->engine, s->step));
-    ISO_TRY(iso__periodic_run(&self->engine, plan, ISO__PAYLOAD_WIRE));
-    return ends ? ISO_OK : iso__async_step(&self->engine, s->step);
+    bool ends = s->phase != ISO__CYCLING, server = self->config.server;
+    iso__sync_plan rest = *plan;
+    if (ends) ISO_TRY((server ? iso__worker_end : iso__async_end)(&self->engine, s->step));
+    if (server && s->cooldown == 0) rest.count = 0; // all ranks have the same parameters
+    ISO_TRY(iso__periodic_run(&self->engine, &rest, ISO__PAYLOAD_WIRE));
+    if (ends) return ISO_OK;
+    return (server ? iso__worker_step : iso__async_step)(&self->engine, s->step);
 }
 
 static iso_status step_daso(iso_optimizer *optimizer) {
@@ -213,6 +216,7 @@ static iso_status step_daso(iso_optimizer *optimizer) {
     if (self->config.outer && self->schedule.step == 0)
         ISO_TRY(iso__periodic_set_reference(&self->engine));
     if (self->schedule.begins) ISO_TRY(begin_late(self));
+    if (free) ISO_TRY(iso__worker_begin(&self->engine));
     ISO_TRY(iso__periodic_step(&self->engine));
     iso__daso_schedule_step(&self->schedule, &plan);
     if (free) return finish_async(self, &plan);
@@ -261,6 +265,7 @@ static void get_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
         out->global_skip = out->global_skip_requested = 0;
         out->batches_to_wait = out->batches_to_wait_requested = -1;
     }
+    out->pending = out->pending || iso__worker_pending(&self->engine);
     snprintf(out->reason, sizeof(out->reason), "%s", self->reason);
 }
 
@@ -424,6 +429,7 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
         .state = config->state,
     };
     engine.exchanges = config->fragments > 1 ? config->fragments : 1;
+    engine.server = config->server;
     engine.strides = config->fragment_order == ISO_FRAGMENT_STRIDES;
     engine.lower_count = config->level_count > 0 ? config->level_count - 1 : 0;
     if (config->gossip && config->outer) engine.lower_count = 1;
@@ -463,7 +469,9 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     iso_optimizer *taken = wrapped;
     wrapped = NULL;
     ISO_TRY_GOTO(iso__periodic_init(&self->engine, taken, data_parallel, &engine, valid, settings));
-    status = config->asynchronous ? iso__async_open(&self->engine, config) : ISO_OK;
+    status = ISO_OK;
+    if (config->asynchronous)
+        status = (config->server ? iso__worker_open : iso__async_open)(&self->engine, config);
     if (status == ISO_OK) status = start_over(self);
     if (status < 0) iso__periodic_destroy(&self->engine);
     ISO_TRY_GOTO(status);

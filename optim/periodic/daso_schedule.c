@@ -52,6 +52,12 @@ iso_daso_config iso_async_config(int64_t total_steps, int64_t warmup_steps) {
     return config;
 }
 
+iso_daso_config iso_server_config(int64_t total_steps, int64_t period) {
+    iso_daso_config config = iso_local_sgd_config(total_steps, period);
+    config.asynchronous = config.server = true;
+    return config;
+}
+
 iso_daso_config iso_tournament_config(int64_t total_steps, int64_t period,
                                       const iso_tournament *tournament) {
     iso_daso_config config = iso_local_sgd_config(total_steps, period);
@@ -124,7 +130,8 @@ static iso_status check_async(const iso_daso_config *c) {
     bool plain = c->unit == ISO_SCOPE_RANK && c->merge == ISO_MERGE_PROGRESS &&
                  c->state == ISO_STATE_SYNC_KEEP && c->policy == ISO_POLICY_FIXED;
     bool single = !c->gossip && !c->outer && c->level_count == 0 && c->fragments <= 1;
-    bool rhythm = c->global_skip == 1 && c->batches_to_wait == 0 && c->local_skip == 1;
+    bool rhythm =
+        (c->global_skip == 1 || c->server) && c->batches_to_wait == 0 && c->local_skip == 1;
     ISO_CHECK(!c->asynchronous || (plain && single && rhythm), ISO_ERR_ARG,
               "daso: asynchronous needs unit ISO_SCOPE_RANK, ISO_MERGE_PROGRESS, "
               "ISO_STATE_SYNC_KEEP, ISO_POLICY_FIXED, global_skip and local_skip 1 and "
@@ -207,6 +214,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(iso__daso_fragments_check(c));
     ISO_TRY(check_gossip(c));
     ISO_TRY(check_async(c));
+    ISO_TRY(iso__daso_server_check(c));
     ISO_TRY(iso__daso_tournament_check(c));
     ISO_TRY(check_state(c));
     ISO_TRY(check_outer_skip(c));

@@ -222,6 +222,14 @@ const iso_setting iso__async_setting[] = {
     {WARMUP_STEPS},
     {WIRE, .initial = "f32"},
     TOPK_RATIO};
+const iso_setting iso__server_setting[] = {
+    {"period", INTEGER, FIELD(global_skip), COUNT_FROM(1), .initial = "8",
+     .meaning = "steps between exchanges of parameters"},
+    {"push-scale", NUMBER, FIELD(push_scale), 1e-9, 1e6,
+     .meaning = "factor of the changes that a rank pushes to the parameter server (default: 1 / "
+                "ranks)"},
+    {WARMUP, .initial = "0"},
+    {WARMUP_STEPS}};
 const iso_setting iso__tournament_setting[] = {
     {"period", INTEGER, FIELD(global_skip), COUNT_FROM(1), .initial = "64",
      .meaning = "steps between tournaments"},
@@ -287,6 +295,7 @@ COUNTS(iso__streaming_setting, ISO__STREAMING_SETTINGS);
 COUNTS(iso__overlap_setting, ISO__OVERLAP_SETTINGS);
 COUNTS(iso__gossip_setting, ISO__GOSSIP_SETTINGS);
 COUNTS(iso__async_setting, ISO__ASYNC_SETTINGS);
+COUNTS(iso__server_setting, ISO__SERVER_SETTINGS);
 COUNTS(iso__tournament_setting, ISO__TOURNAMENT_SETTINGS);
 
 static daso_values values_of_daso(const iso_daso_config *config) {
@@ -350,6 +359,9 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
     if (config->asynchronous)
         used += snprintf(text + used, room - (size_t)used, "asynchronous: every %g ms\n",
                          config->interval_ms);
+    if (config->server)
+        used += snprintf(text + used, room - (size_t)used, "server: push_scale %g\n",
+                         config->push_scale);
     if (config->gossip)
         used += snprintf(text + used, room - (size_t)used, "gossip: %s\n",
                          config->peers == ISO_PEERS_PAIR ? "in pairs" : "yes");

@@ -19,13 +19,15 @@ enum {
     ISO__OVERLAP_SETTINGS = 7,
     ISO__GOSSIP_SETTINGS = 10,
     ISO__ASYNC_SETTINGS = 5,
+    ISO__SERVER_SETTINGS = 4,
     ISO__TOURNAMENT_SETTINGS = 7,
     ISO__HEAT_SETTINGS = 9,
     ISO__SETTINGS_ROOM = 2048 // bytes of text
 };
 extern const iso_setting iso__local_sgd_setting[], iso__post_local_setting[], iso__daso_setting[],
     iso__slowmo_setting[], iso__diloco_setting[], iso__streaming_setting[], iso__overlap_setting[],
-    iso__gossip_setting[], iso__async_setting[], iso__tournament_setting[], iso__heat_setting[];
+    iso__gossip_setting[], iso__async_setting[], iso__server_setting[], iso__tournament_setting[],
+    iso__heat_setting[];
 
 // Memory for what a config points to. On entry, what the mode has without settings.
 typedef struct iso__daso_rules {

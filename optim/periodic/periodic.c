@@ -478,6 +478,7 @@ iso_status iso__periodic_show(bool training, void *periodic) {
     } else {
         if (p->equal) return ISO_OK;
         ISO_TRY(iso__periodic_hold(p));
+        if (p->equal) return ISO_OK; // since ranks have met
         ISO_TRY(iso_comm_agree(p->comm, reserve_own(p)));
         ISO_TRY(iso__periodic_fetch(p, 0, last, p->own));
         ISO_TRY(mean_to_show(p, &mean));

@@ -89,10 +89,14 @@ typedef struct iso__periodic_config {
     // Which parameters they carry: layer i belongs to exchange i modulo their number. false:
     // consecutive ones.
     bool strides;
+    // A parameter server takes the place of exchanges: there are none.
+    bool server;
     // The number of ranks in the groups of each lower level, except gossip. Level lower_count is
     // all ranks.
     int lower_count, lower_ranks[ISO_DASO_LEVELS];
 } iso__periodic_config;
+
+typedef struct iso__worker iso__worker; // of a parameter server
 
 struct iso__periodic;
 // Of exchanges that are asynchronous: each rank sends and merges at its own steps.
@@ -142,7 +146,7 @@ typedef struct iso__periodic {
     const iso_topology *layout;
     iso__average *average[ISO__PAYLOADS]; // FULL, EXACT and STATE; the last two when first needed
     iso__periodic_exchange *exchange;
-    int exchange_count;
+    int exchange_count; // 0 with a parameter server
     iso_device *device; // of the parameters; borrowed
     iso__span *span;
     int span_count, parameter_count, buffer_count; // parameters come first, then buffers; the
@@ -153,7 +157,8 @@ typedef struct iso__periodic {
     // Whether all ranks, or those of a node, have the same parameters, and optimizer state.
     bool equal, equal_state, node_equal, node_equal_state;
 
-    float *sent, *room, *mean;            // the flat arrays of the exchanges
+    float *sent, *room, *mean;            // the flat arrays of the exchanges; worker: `sent` is
+                                          // what it knows of the servers' parameters
     float *own;                           // this rank's parameters during evaluation
     float *outer_state[ISO_OUTER_STATES]; // of the outer optimizer: flat arrays of the exchanges
     int64_t *steps; // [parameters]: room; NULL: each step updates all of them on every rank
@@ -165,6 +170,7 @@ typedef struct iso__periodic {
     bool shown; // the parameters are the mean of all ranks
 
     iso__async async;
+    iso__worker *worker; // NULL: there is no parameter server, or only this rank
     iso__match match;
     double metrics[ISO__METRICS]; // of the last exchange, maximum over ranks
     double last_wait_ms, own_divergence;
@@ -268,6 +274,33 @@ void iso__async_continue(iso__periodic *p, int64_t step);
 iso_status iso__async_step(iso__periodic *p, int64_t step);
 // Collective. After the last update of the cycling phase: merges what is under way.
 iso_status iso__async_end(iso__periodic *p, int64_t step);
+
+// ---- periodic_worker.c ----------------------------------------------------------------------------
+//
+// A parameter server (server.h) instead of exchanges. After each step a rank serves the pushes that
+// have arrived, merges the answers that have arrived, and pushes the shards that it last pushed a
+// period ago, or earlier, and whose answers it has. It waits for nothing, unless it repeats a run.
+//
+// Where ranks meet, all changes are pushed, and all ranks go on with the parameters of the servers,
+// which are equal. So nothing of the servers needs to be saved: a run begins, and goes on, with
+// copies that are the parameters. Optimizer states stay different.
+//
+// A run that repeats another one serves in the same order, merges in the same steps, and waits for
+// what has not arrived. All messages that this needs had been posted then, so no rank can deadlock.
+
+// Collective. Takes period, scale, changes and what is to be repeated from the config.
+iso_status iso__worker_open(iso__periodic *p, const iso_daso_config *config);
+void iso__worker_close(iso__periodic *p);
+// Local. A run goes on after p->async.step.
+void iso__worker_continue(iso__periodic *p);
+// Before an update of the cycling phase: where ranks have met, it begins anew.
+iso_status iso__worker_begin(iso__periodic *p);
+// After it, the step-th one. ISO_ERR_STATE if parameters are not finite; the others learn of it
+// where ranks meet.
+iso_status iso__worker_step(iso__periodic *p, int64_t step);
+// Collective. After the last update of the cycling phase: ranks meet.
+iso_status iso__worker_end(iso__periodic *p, int64_t step);
+bool iso__worker_pending(const iso__periodic *p); // an answer is outstanding
 
 // ---- periodic_match.c -----------------------------------------------------------------------------
 

@@ -163,6 +163,7 @@ iso_status iso__async_end(iso__periodic *p, int64_t step) {
 void iso__async_continue(iso__periodic *p, int64_t step) {
     p->async.step = p->async.told = step;
     p->async.apart = false;
+    iso__worker_continue(p);
 }
 
 static void read_changes(const iso_daso_config *config, int rank, unsigned char *again) {

@@ -111,6 +111,7 @@ static iso_status make_exchanges(iso__periodic *p) {
 }
 
 static iso_status make_averages(iso__periodic *p) {
+    if (p->config.server) p->exchange_count = 0;
     ISO_TRY(make_exchanges(p));
     if (p->config.full.wire != &iso__codec_f32 || p->config.full.chunk)
         ISO_TRY(iso__periodic_make_average(p->routes, iso__periodic_flat(p, 0, p->parameter_count),
@@ -206,6 +207,7 @@ void iso__periodic_destroy(iso__periodic *p) {
     iso__free(p->span);
     iso__free(p->mean);
     iso__free(p->steps);
+    iso__worker_close(p);
     iso__async_close(p);
     iso__match_close(p);
     float *const pinned[] = {p->first_buffers, p->sent, p->room, p->own};

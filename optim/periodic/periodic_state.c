@@ -147,12 +147,13 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
               "the state was asked for in evaluation mode, where parameters are the mean of all "
               "ranks: call iso_module_train(model, true) first");
     ISO_TRY(iso__periodic_hold(p));
-    ISO_TRY(iso_comm_agree(p->comm, iso__periodic_reserve_mean(p)));
+    if (!p->config.server) ISO_TRY(iso_comm_agree(p->comm, iso__periodic_reserve_mean(p)));
     fill_saved(p);
     state->moved = take_mean;
     state->moved_user = p;
     ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
     ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__METRICS + 4, p->saved.metric));
+    if (p->config.server) return ISO_OK; // servers begin with the parameters
     ISO_TRY(add_flat(p, "daso/sent", p->sent, state));
     ISO_TRY(add_flat(p, "daso/mean", p->mean, state));
     ISO_TRY(add_outer(p, state));

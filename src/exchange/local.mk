@@ -29,6 +29,8 @@ libiso_core_la_SOURCES += \
     src/exchange/routes.h \
     src/exchange/scopes.c \
     src/exchange/scopes.h \
+    src/exchange/server.c \
+    src/exchange/server.h \
     src/exchange/sparse_rows.c \
     src/exchange/sparse_rows.h \
     src/exchange/store.c \

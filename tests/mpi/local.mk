@@ -50,6 +50,8 @@ MPI_TESTS += tests/mpi/gossip_pairs.mpi
 tests_mpi_gossip_pairs_mpi_SOURCES = tests/mpi/test_gossip_pairs.c
 MPI_TESTS += tests/mpi/async.mpi
 tests_mpi_async_mpi_SOURCES = tests/mpi/test_async.c
+MPI_TESTS += tests/mpi/server.mpi
+tests_mpi_server_mpi_SOURCES = tests/mpi/test_server.c
 MPI_TESTS += tests/mpi/tournament.mpi
 tests_mpi_tournament_mpi_SOURCES = tests/mpi/test_tournament.c
 MPI_TESTS += tests/mpi/tournament_faults.mpi
@@ -291,7 +293,7 @@ MPICH_PAIRS = \
     tests/mpi/periodic_f64.mpi tests/mpi/plan_order.mpi tests/mpi/rebuild.mpi tests/mpi/recompute.mpi \
     tests/mpi/reduce_function.mpi \
     tests/mpi/resume.mpi tests/mpi/resume_daso.mpi tests/mpi/resume_ranks.mpi tests/mpi/resume_replicas.mpi \
-    tests/mpi/several_optimizers.mpi tests/mpi/sparse_embedding.mpi tests/mpi/strategy.mpi \
+    tests/mpi/server.mpi tests/mpi/several_optimizers.mpi tests/mpi/sparse_embedding.mpi tests/mpi/strategy.mpi \
     tests/mpi/strategy_sampler.mpi tests/mpi/sync_batchnorm.mpi tests/mpi/sync_norm_training.mpi tests/mpi/tied.mpi \
     tests/mpi/torch_averagers.mpi tests/mpi/tournament.mpi tests/mpi/tournament_faults.mpi \
     tests/mpi/train_equal.mpi tests/mpi/train_finite.mpi tests/mpi/train_options.mpi \

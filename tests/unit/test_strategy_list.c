@@ -22,7 +22,7 @@ static iso_status reg(const char *name, const char *text) {
 // ---- The list -------------------------------------------------------------------------------------
 
 Test(strategy, the_library_has_some) {
-    cr_assert_eq(iso_strategy_count(), 14);
+    cr_assert_eq(iso_strategy_count(), 15);
     for (int i = 0; i < iso_strategy_count(); i++)
         cr_assert(iso_strategy_at(i)->text && iso_strategy_at(i)->text[0]);
     cr_assert_null(iso_strategy_at(-1));
@@ -59,13 +59,14 @@ Test(strategy, what_is_unknown_is_answered_with_what_there_is) {
     refused(iso_strategy_find("nobody", &found), ISO_ERR_ARG, "\"nobody\"");
     refused(iso_strategy_find("nobody", &found), ISO_ERR_ARG,
             "|localsgd|postlocal|slowmo|diloco|streaming-diloco|overlap-localsgd|gossip|async|"
-            "tournament|another");
+            "server|tournament|another");
     refused(iso_strategy_find(NULL, &found), ISO_ERR_ARG, "needs the name");
     cr_assert_null(found);
     cr_assert_eq(train_options_parse(3, words, &options), ISO_ERR_ARG);
     cr_assert(strstr(train_error_text(), "--sync nobody is not supported: give blocking|"));
-    cr_assert(strstr(train_error_text(), "|overlap-localsgd|gossip|async|tournament|another"),
-              "says %s", train_error_text());
+    cr_assert(
+        strstr(train_error_text(), "|overlap-localsgd|gossip|async|server|tournament|another"),
+        "says %s", train_error_text());
 }
 
 Test(strategy, names_and_texts_that_cannot_be) {
@@ -362,7 +363,7 @@ Test(settings, are_checked_together_by_their_strategy) {
     cr_assert_eq(train_options_parse(8, words, &options), ISO_OK);
     cr_assert_eq(train_options_check(&options), ISO_OK, "%s", train_error_text());
     iso_strategy_context context = {.total_steps = 9, .settings = settings_of("loud=yes")};
-    cr_assert_eq(iso_strategy_check(iso_strategy_at(14), &context, warning), ISO_OK);
+    cr_assert_eq(iso_strategy_check(iso_strategy_at(15), &context, warning), ISO_OK);
     cr_assert_str_eq(warning, "--loud is not heard");
     cr_assert_eq(iso_strategy_check(iso_strategy_at(0), &context, warning), ISO_OK);
     cr_assert(steps == 9 && !warning[0], "the first strategy has nothing to check");

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: MIT
+// The workers of a parameter server: what a rank pushes and pulls, and when; see periodic.h.
+#include "comm/comm_calls.h"
+#include "comm/traffic.h"
+#include "exchange/server.h"
+#include "optim/periodic/worker_events.h"
+#include "parallel/parallel_impl.h"
+
+#include <isotherm/trace.h>
+#include <math.h>
+#include <string.h>
+
+struct iso__worker {
+    iso__server *server;
+    iso_comm *comm; // for its messages
+    double scale;
+    int64_t period;
+    int64_t *pushed_at; // [ranks]: the step of the last push, or where this rank began to push
+    bool open;          // it takes pushes
+    bool meets;         // ranks meet now
+    iso__events events;
+};
+
+// ---- Shards -----------------------------------------------------------------------------------------
+
+// Consecutive elements of a parameter: their values, what this rank knows of them, and the same
+// elements in a message.
+typedef struct slice {
+    void *now, *known, *message;
+    size_t count;
+    bool f64;
+    double scale;
+} slice;
+
+#define SLICES(T, name)                                                                            \
+    static void merge_##name(const slice *s) {                                                     \
+        T *x = s->now, *known = s->known;                                                          \
+        const T *answer = s->message;                                                              \
+        for (size_t i = 0; i < s->count; i++) {                                                    \
+            x[i] = answer[i] + (x[i] - known[i]);                                                  \
+            known[i] = answer[i];                                                                  \
+        }                                                                                          \
+    }                                                                                              \
+    static bool change_##name(const slice *s) {                                                    \
+        const T *x = s->now;                                                                       \
+        T *known = s->known, *changes = s->message, scale = (T)s->scale;                           \
+        bool finite = true;                                                                        \
+        for (size_t i = 0; i < s->count; i++) {                                                    \
+            changes[i] = scale * (x[i] - known[i]);                                                \
+            known[i] = x[i];                                                                       \
+            finite = finite && isfinite(changes[i]);                                               \
+        }                                                                                          \
+        return finite;                                                                             \
+    }                                                                                              \
+    static bool look_##name(const slice *s) {                                                      \
+        const T *x = s->now;                                                                       \
+        bool finite = true;                                                                        \
+        for (size_t i = 0; i < s->count; i++) finite = finite && isfinite(x[i]);                   \
+        return finite;                                                                             \
+    }
+
+SLICES(float, f32)
+SLICES(double, f64)
+
+// What happens to a slice. Returns whether all is finite.
+typedef bool (*slice_op)(const slice *s);
+static bool merge_slice(const slice *s) {
+    (s->f64 ? merge_f64 : merge_f32)(s);
+    return true;
+}
+static bool change_slice(const slice *s) { return (s->f64 ? change_f64 : change_f32)(s); }
+static bool look_slice(const slice *s) { return (s->f64 ? look_f64 : look_f32)(s); }
+
+static size_t bytes_of(bool f64, size_t count) {
+    return count * (f64 ? sizeof(double) : sizeof(float));
+}
+
+// Elements of a parameter, of which the array of its type has `at` before it, that are in the
+// shard.
+static size_t cut_span(const iso__shard *shard, const iso__span *span, size_t at, size_t *first) {
+    size_t from = shard->first[span->f64], to = from + shard->count[span->f64];
+    if (from < at) from = at;
+    if (to > at + span->count) to = at + span->count;
+    *first = from - at;
+    return from < to ? to - from : 0;
+}
+
+// The parameters with elements of the shard; at: those of each type before the first one.
+static void find_spans(const iso__periodic *p, const iso__shard *shard, int *first, int *last,
+                       size_t at[2]) {
+    size_t seen[2] = {0}, unused;
+    *first = *last = 0;
+    for (int i = 0; i < p->parameter_count; i++) {
+        const iso__span *span = &p->span[i];
+        if (cut_span(shard, span, seen[span->f64], &unused) > 0) {
+            if (*last == 0) memcpy(at, seen, sizeof(seen));
+            if (*last == 0) *first = i;
+            *last = i + 1;
+        }
+        seen[span->f64] += span->count;
+    }
+}
+
+// Does it to all slices of a shard. message: its elements of each type. put: parameters change.
+static iso_status visit_shard(iso__periodic *p, int rank, void *const message[2], slice_op op,
+                              bool put) {
+    int first, last;
+    size_t at[2] = {0}, from;
+    bool finite = true;
+    iso__shard shard = iso__server_shard(p->worker->server, rank);
+    size_t f64 = iso__flat_f64(iso__periodic_flat(p, 0, p->parameter_count));
+    find_spans(p, &shard, &first, &last, at);
+    ISO_TRY(iso_data_parallel_finish(p->data_parallel));
+    ISO_TRY(iso__periodic_map(p, first, last));
+    for (int i = first; i < last; i++) {
+        bool k = p->span[i].f64;
+        size_t count = cut_span(&shard, &p->span[i], at[k], &from);
+        slice s = {.count = count, .f64 = k, .scale = p->worker->scale};
+        s.now = (char *)p->span[i].host + bytes_of(k, from);
+        s.known = (char *)p->sent + (k ? f64 : 0) + bytes_of(k, at[k] + from);
+        if (count > 0) s.message = (char *)message[k] + bytes_of(k, at[k] + from - shard.first[k]);
+        if (count > 0) finite = op(&s) && finite;
+        at[k] += p->span[i].count;
+    }
+    if (put) ISO_TRY(iso__periodic_unmap(p, first, last));
+    ISO_CHECK(finite, ISO_ERR_STATE,
+              "rank %d: parameters are not finite: they were not pushed: try a lower learning rate",
+              iso_comm_rank(p->comm));
+    return ISO_OK;
+}
+
+static iso_status merge_answer(iso__periodic *p, int rank) {
+    const iso__worker *w = p->worker;
+    void *answer[2];
+    for (int k = 0; k < 2; k++)
+        answer[k] = (void *)(uintptr_t)iso__server_answer(w->server, rank, k);
+    return visit_shard(p, rank, answer, merge_slice, true);
+}
+
+static iso_status take_changes(iso__periodic *p, int rank) {
+    void *changes[2];
+    for (int k = 0; k < 2; k++) changes[k] = iso__server_changes(p->worker->server, rank, k);
+    return visit_shard(p, rank, changes, change_slice, false);
+}
+
+static iso_status look_at_all(iso__periodic *p) {
+    void *const none[2] = {p->sent, p->sent}; // not used
+    for (int r = 0; r < iso_comm_size(p->comm); r++)
+        ISO_TRY(visit_shard(p, r, none, look_slice, false));
+    return ISO_OK;
+}
+
+// ---- Steps ------------------------------------------------------------------------------------------
+
+static void note_served(int rank, void *user) {
+    iso__periodic *p = user;
+    iso__events_add(&p->worker->events, p->async.step, rank,
+                    ISO__EVENT_SERVED | (p->worker->meets ? ISO__EVENT_MEETING : 0));
+}
+
+// *merged: the answer was there, or was waited for.
+static iso_status pull_shard(iso__periodic *p, int rank, iso__server_wait how, bool *merged) {
+    iso__worker *w = p->worker;
+    iso_status status = iso__server_pull(w->server, rank, how);
+    ISO_TRY(status);
+    if (status != ISO_OK) return ISO_OK;
+    *merged = true;
+    p->stats.last_age = p->async.step - w->pushed_at[rank];
+    iso__events_add(&w->events, p->async.step, rank,
+                    ISO__EVENT_MERGED | (w->meets ? ISO__EVENT_MEETING : 0));
+    return merge_answer(p, rank);
+}
+
+static iso_status pull_all(iso__periodic *p, iso__server_wait how) {
+    bool merged = false;
+    for (int r = 0; r < iso_comm_size(p->comm); r++) ISO_TRY(pull_shard(p, r, how, &merged));
+    p->stats.syncs += merged;
+    return ISO_OK;
+}
+
+// What the run that is repeated did here, in its order.
+static iso_status repeat_events(iso__periodic *p) {
+    int rank, kind;
+    bool merged = false;
+    iso__worker *w = p->worker;
+    while (iso__events_next(&w->events, p->async.step, w->meets, &rank, &kind))
+        if (kind & ISO__EVENT_MERGED)
+            ISO_TRY(pull_shard(p, rank, ISO__SERVER_WAIT, &merged));
+        else
+            ISO_TRY(iso__server_serve(w->server, rank, ISO__SERVER_WAIT));
+    p->stats.syncs += merged;
+    return ISO_OK;
+}
+
+static iso_status push_due(iso__periodic *p) {
+    iso__worker *w = p->worker;
+    for (int r = 0; r < iso_comm_size(p->comm); r++) {
+        if (p->async.step - w->pushed_at[r] < w->period || iso__server_is_asked(w->server, r))
+            continue;
+        ISO_TRY(take_changes(p, r));
+        ISO_TRY(iso__server_push(w->server, r));
+        w->pushed_at[r] = p->async.step;
+        if (r == iso_comm_rank(p->comm)) ISO_TRY(merge_answer(p, r));
+    }
+    return ISO_OK;
+}
+
+// Traffic is that of the server's messages.
+static void count_traffic(iso__periodic *p, const iso_traffic *before) {
+    iso_traffic now;
+    iso__server_traffic(p->worker->server, &now);
+    p->stats.bytes_sent += now.bytes_sent - before->bytes_sent;
+    p->stats.bytes_between_nodes += now.bytes_between_nodes - before->bytes_between_nodes;
+}
+
+iso_status iso__worker_begin(iso__periodic *p) {
+    iso__worker *w = p->worker;
+    if (!w || w->open) return ISO_OK;
+    p->async.apart = true;
+    iso__shard own = iso__server_shard(w->server, iso_comm_rank(p->comm));
+    size_t f64 = iso__flat_f64(iso__periodic_flat(p, 0, p->parameter_count));
+    if (p->equal) {
+        ISO_TRY(iso__periodic_fetch(p, 0, p->parameter_count, p->sent));
+        for (int k = 0; k < 2; k++)
+            memcpy(iso__server_copy(w->server, k),
+                   (char *)p->sent + (k ? f64 : 0) + bytes_of(k, own.first[k]),
+                   bytes_of(k, own.count[k]));
+    }
+    for (int r = 0; r < iso_comm_size(p->comm); r++) w->pushed_at[r] = p->async.step;
+    ISO_TRY(iso__server_open(w->server));
+    w->open = true;
+    return ISO_OK;
+}
+
+iso_status iso__worker_step(iso__periodic *p, int64_t step) {
+    iso__worker *w = p->worker;
+    iso_traffic before;
+    int64_t began = iso_now();
+    p->async.step = step;
+    if (!w) return ISO_OK;
+    iso__server_traffic(w->server, &before);
+    if (iso__events_repeat(&w->events)) {
+        ISO_TRY(repeat_events(p));
+    } else {
+        ISO_TRY(iso__server_serve_all(w->server));
+        ISO_TRY(pull_all(p, ISO__SERVER_TEST));
+    }
+    ISO_TRY(push_due(p));
+    count_traffic(p, &before);
+    p->stats.work_ms += (double)(iso_now() - began) * 1e-6;
+    return ISO_OK;
+}
+
+// ---- Where ranks meet -------------------------------------------------------------------------------
+
+static iso_status meet_ranks(iso__periodic *p, bool failed) {
+    iso__worker *w = p->worker;
+    int ranks = iso_comm_size(p->comm);
+    if (iso__events_repeat(&w->events)) ISO_TRY(repeat_events(p));
+    ISO_TRY(iso__server_gather(w->server, &failed));
+    ISO_TRY(pull_all(p, ISO__SERVER_WAIT_SERVING));
+    for (int r = 0; r < ranks && !failed; r++) ISO_TRY(take_changes(p, r));
+    ISO_TRY(iso__server_finish(w->server, failed));
+    for (int r = 0; r < ranks && !failed; r++) ISO_TRY(merge_answer(p, r));
+    return ISO_OK;
+}
+
+static iso_status meet_workers(iso__periodic *p) {
+    iso__worker *w = p->worker;
+    iso_traffic before;
+    int64_t began = iso_now();
+    if (!w->open || iso__comm_is_finalized(p->comm)) return ISO_OK;
+    w->open = p->async.apart = false;
+    p->last_step_ns = 0; // this wait is not part of a step
+    iso__server_traffic(w->server, &before);
+    iso_status mine = look_at_all(p);
+    w->meets = true;
+    iso_status status = meet_ranks(p, mine < 0);
+    w->meets = false;
+    ISO_TRY(status); // a rank has not come, or MPI failed
+    count_traffic(p, &before);
+    p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
+    p->stats.wait_ms += p->last_wait_ms;
+    ISO_TRY(iso_comm_agree(p->comm, mine));
+    p->equal = p->node_equal = true;
+    return iso__events_tell(&w->events, p);
+}
+
+iso_status iso__worker_end(iso__periodic *p, int64_t step) {
+    p->async.step = step;
+    return p->worker ? meet_workers(p) : ISO_OK;
+}
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+bool iso__worker_pending(const iso__periodic *p) {
+    bool any = false;
+    for (int r = 0; p->worker && r < iso_comm_size(p->comm); r++)
+        any = any || iso__server_is_asked(p->worker->server, r);
+    return any;
+}
+
+void iso__worker_continue(iso__periodic *p) {
+    if (p->worker) iso__events_continue(&p->worker->events, p->async.step);
+}
+
+static iso_status allocate_worker(iso__periodic *p, const iso_daso_config *config) {
+    size_t ranks = (size_t)iso_comm_size(p->comm);
+    ISO_TRY(iso__alloc_zero(sizeof(*p->worker), (void **)&p->worker));
+    iso__worker *w = p->worker;
+    w->period = config->global_skip;
+    w->scale = config->push_scale > 0 ? config->push_scale : 1.0 / (double)ranks;
+    ISO_TRY(iso__alloc_zero(ranks * sizeof(*w->pushed_at), (void **)&w->pushed_at));
+    return iso__events_open(&w->events, config, p);
+}
+
+iso_status iso__worker_open(iso__periodic *p, const iso_daso_config *config) {
+    iso__flat size = iso__periodic_flat(p, 0, p->parameter_count);
+    if (iso_comm_size(p->comm) == 1) return ISO_OK; // nobody to share with
+    ISO_TRY(iso_comm_agree(p->comm, allocate_worker(p, config)));
+    iso__worker *w = p->worker;
+    ISO_TRY(iso__events_agree(&w->events, p));
+    ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->comm), false, &w->comm));
+    ISO_TRY(iso__comm_place_subset(w->comm, p->layout->world));
+    ISO_TRY(iso__server_create(w->comm, size, note_served, p, &w->server));
+    p->async = (iso__async){.meet = meet_workers};
+    return ISO_OK;
+}
+
+void iso__worker_close(iso__periodic *p) {
+    iso__worker *w = p->worker;
+    if (!w) return;
+    iso__server_destroy(&w->server);
+    iso_comm_destroy(&w->comm);
+    iso__events_close(&w->events);
+    iso__free(w->pushed_at);
+    iso__free(w);
+    p->worker = NULL;
+}
