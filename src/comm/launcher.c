@@ -25,7 +25,7 @@ iso_status iso__rank_in_job(int *rank, int *size) {
 iso_status iso__check_launcher(void) {
     static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
     int size;
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    ISO_TRY_MPI(MPI_Comm_size(MPI_COMM_WORLD, &size));
     for (int i = 0; i < 2; i++) {
         const char *started = getenv(variables[i]);
         ISO_CHECK(size > 1 || !started || atoi(started) <= 1, ISO_ERR_STATE,
