@@ -36,6 +36,7 @@ repeats "an adaptive slowmo" 2 "$@" --sync slowmo --policy adaptive --max-diverg
 repeats "async, with evaluations and checkpoints," 3 "$@" --sync async --eval-every 60 --checkpoint c --checkpoint-every 50
 repeats "a server, with evaluations and checkpoints," 3 "$@" --sync server --period 2 --eval-every 60 --checkpoint s \
     --checkpoint-every 50
+awk '{ print } /"event":"change"/ && ++n == 3 { exit }' first >cut
 
 # A change that nothing measured would cause, in the step of the second send: it comes from the log alone.
 sed '/"event":"change"/!d; /"cause":"sync"/d; s/"batches_to_wait":[0-9]*/"batches_to_wait":2/' adaptive >other
@@ -85,6 +86,8 @@ refused "no log" 'cannot read the log nowhere: No such file' --sync daso --repla
 refused "a folder" 'cannot read the log \.: Is a directory' --sync daso --replay .
 refused "a log without changes" 'the log without has no change of period or wait' --sync daso --replay without
 refused "a damaged line" 'the log damaged is damaged in line 1' --sync daso --replay damaged
+refused "a log that ends among changes of ranks" 'the log cut ends among the changes of ranks, at step' --sync server \
+    --period 2 --replay cut
 refused "a log of another mode" 'the log adaptive is of a run on 3 ranks with --sync daso: --replay' --sync localsgd \
     --replay adaptive
 refused "a mode without a period" '--replay needs a --sync with a setting "period" or "sync-interval-ms": --sync lazy has none' --replay adaptive

@@ -135,23 +135,37 @@ static iso_status take_line(const char *path, int64_t number, const char *line, 
     return add_change(list, read);
 }
 
-static iso_status read_lines(FILE *from, const char *path, change_list *list) {
-    char line[LINE_ROOM];
-    int64_t number = 0;
-    bool begins = true; // a longer line is no change
-    while (fgets(line, sizeof(line), from)) {
-        number += begins;
-        if (begins) TRY(take_line(path, number, line, list));
-        begins = strchr(line, '\n') != NULL;
-    }
-    if (ferror(from))
-        return train_error(ISO_ERR_IO, "cannot read the log %s: %s", path, strerror(errno));
+// What ranks did by themselves is logged for all of them where they meet, and another event
+// follows. If a part of it is missing, ranks that repeat it wait for each other.
+static iso_status check_end(const change_list *list, const char *path, bool among_changes) {
     if (list->count == 0)
         return train_error(ISO_ERR_FORMAT,
                            "the log %s has no change of period or wait: there is nothing to "
                            "--replay",
                            path);
+    const iso_daso_change *last = &list->at[list->count - 1];
+    if (among_changes && last->cause == ISO_CAUSE_RANK)
+        return train_error(
+            ISO_ERR_FORMAT,
+            "the log %s ends among the changes of ranks, at step %lld of rank %d: it "
+            "is incomplete, and cannot be repeated",
+            path, (long long)last->step, last->rank);
     return ISO_OK;
+}
+
+static iso_status read_lines(FILE *from, const char *path, change_list *list) {
+    char line[LINE_ROOM];
+    int64_t number = 0, before = 0;
+    bool begins = true; // a longer line is no change
+    while (fgets(line, sizeof(line), from)) {
+        number += begins;
+        before = list->count;
+        if (begins) TRY(take_line(path, number, line, list));
+        begins = strchr(line, '\n') != NULL;
+    }
+    if (ferror(from))
+        return train_error(ISO_ERR_IO, "cannot read the log %s: %s", path, strerror(errno));
+    return check_end(list, path, list->count > before);
 }
 
 static iso_status read_log(const char *path, change_list *list) {
