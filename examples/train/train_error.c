@@ -33,11 +33,14 @@ iso_status train_error(iso_status code, const char *format, ...) {
     vsnprintf(own, sizeof(own), format, args);
     va_end(args);
     own_code = code;
-    return code;
+    return iso_error_set(code, "%s", own); // what iso_comm_agree tells the others
 }
 
 iso_status train_error_of_library(iso_status status) {
-    return status < 0 ? train_error(status, "%s", iso_last_error()->message) : status;
+    if (status >= 0) return status;
+    snprintf(own, sizeof(own), "%s", iso_last_error()->message);
+    own_code = status;
+    return status;
 }
 
 iso_status train_error_of_output(void) {
