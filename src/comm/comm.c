@@ -250,7 +250,8 @@ iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
     // The others cannot be asked. They wait here, or in an operation that failed on another
     // communicator.
     if (mine < 0 && comm->lost) return mine;
-    if (mine == ISO_ERR_MPI && iso__comm_any_lost()) return mine;
+    bool alone = mine == ISO_ERR_MPI || mine == ISO_ERR_TIMEOUT;
+    if (alone && iso__comm_any_lost()) return mine;
     int64_t lowest = mine < 0 ? comm->rank : comm->size;
     ISO_TRY(iso_comm_allreduce_i64(comm, &lowest, 1, ISO_MIN));
     if (lowest == comm->size) return ISO_OK;
