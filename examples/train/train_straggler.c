@@ -90,7 +90,9 @@ static void log_straggler(iso_json_log *log, const train_straggler *s, const cha
 static void tell_straggler(FILE *to, const train_straggler *s, const char *host, const char *layers,
                            double step_ms) {
     if (s->rank < 0)
-        fprintf(to, "no straggler: the others wait for no rank for more than %.0f %% of a step\n",
+        fprintf(to,
+                "no straggler: in the median step, the others wait for no rank for more than %.0f "
+                "%% of it\n",
                 100 * LEAST_PART);
     else
         fprintf(to,
