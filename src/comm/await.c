@@ -50,7 +50,7 @@ static iso_status await_request(iso_comm *comm, MPI_Request *request, int64_t st
         ISO_TRY(check_code(comm, MPI_Test(request, &done, MPI_STATUS_IGNORE), "MPI_Test"));
         if (done) return ISO_OK;
         int64_t waited = iso_now() - start;
-        comm->lost = comm->lost || (limit > 0 && waited >= limit);
+        if (limit > 0 && waited >= limit) iso__comm_lose(comm);
         if (comm->lost) return given_up(comm, earlier, patience);
         iso__patience_tick_unlocked(patience, waited);
         // The awaited rank may be waiting for this one.

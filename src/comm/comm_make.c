@@ -135,7 +135,7 @@ static iso_status create_beside(iso_comm *comm, const iso__comm_recipe *recipe, 
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
     bool made = await_beside(comm, c, &patience);
-    comm->lost = comm->lost || !made;
+    if (!made) iso__comm_lose(comm);
     ISO_CHECK(made, ISO_ERR_TIMEOUT,
               "rank %d of %d waited %g s in %s: %s (ISO_TIMEOUT sets the limit)", comm->rank,
               comm->size, comm->timeout_s, name,

@@ -64,9 +64,9 @@ iso_status iso__rank_in_job(int *rank, int *size);
 // comm is lost. Sets comm->group.
 iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi, void *memory);
 size_t iso__comm_environment_bytes(void);
-// After an error of MPI: sets comm->lost.
+// After an error of MPI, or a wait that was given up: sets comm->lost.
 void iso__comm_lose(iso_comm *comm);
-// Whether MPI has failed on any communicator of this process.
+// Whether MPI has failed, or a wait was given up, on any communicator of this process.
 bool iso__comm_any_lost(void);
 // Waits for the operation of an MPI call that returned rc, at most until the time-out. After a
 // time-out or an error of MPI, MPI may still use the buffers, and comm->lost is set: nothing of

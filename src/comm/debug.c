@@ -116,7 +116,7 @@ static iso_status judge_lines(iso_comm *comm, iso__debug *d, MPI_Comm mpi) {
         ISO_TRY(
             iso__comm_await_message(comm, rc, &d->request[r], "the answer of ISO_DEBUG=detail"));
     }
-    comm->lost = comm->lost || status == ISO_ERR_TIMEOUT;
+    if (status == ISO_ERR_TIMEOUT) iso__comm_lose(comm);
     return status;
 }
 

@@ -209,8 +209,9 @@ Test(np2_comm, time_out_names_what_is_pending) {
 
 Test(np2_life, blocking_collectives_time_out_too) {
     iso_comm_config config = {.timeout_s = IMPATIENT};
-    iso_comm *comm;
+    iso_comm *comm, *other;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &other));
     double x = 1;
     if (test_rank == 0) usleep(SLOW); // the slow one
     iso_status status = iso_comm_allreduce_f64(comm, &x, 1, ISO_SUM);
@@ -221,6 +222,10 @@ Test(np2_life, blocking_collectives_time_out_too) {
         cr_expect(iso_comm_barrier(comm) == ISO_ERR_TIMEOUT);
         cr_expect(strstr(iso_last_error()->message, "cannot wait in a barrier: an earlier wait on "
                                                     "this communicator has failed"));
+        // Nor does it wait on another one to agree with ranks that do not come.
+        int64_t start = iso_now();
+        cr_expect(iso_comm_agree(other, ISO_ERR_TIMEOUT) == ISO_ERR_TIMEOUT);
+        cr_expect(iso_now() - start < 500000000);
     }
     MPI_Barrier(MPI_COMM_WORLD);
     if (test_rank == 0) cr_expect(iso_comm_barrier(comm) == ISO_OK);
