@@ -6,7 +6,6 @@
 #        ISO_TEST_TIMEOUT limits each launch, in seconds (60)
 #        ISO_TEST_ONCE=N: a test that there is for several numbers of ranks runs on one of them: N ranks, else the next
 #        number above, else the most; tests on 1 rank do not run
-#        ISO_TEST_PAIRS: PROGRAMs for which N is 2
 #        ISO_TEST_WITHOUT: SUITE/TESTs that are skipped
 set -eu
 
@@ -106,7 +105,6 @@ if [ "$launcher" = no ]; then
 fi
 tests=${only:-$(list_tests)}
 once=${ISO_TEST_ONCE:-}
-case " ${ISO_TEST_PAIRS:-} " in *" $program "*) once=2 ;; esac
 [ -z "$once" ] || tests=$(echo "$tests" | choose_once "$once")
 echo "1..$(echo "$tests" | grep -c .)"
 for test in $tests; do

@@ -273,40 +273,12 @@ tests_mpi_resume_data_mpi_SOURCES = tests/mpi/test_resume_data.c
 # are. Each test once, on 3 ranks if there is such a suite.
 # What does not run is listed here, with the reason; docs/testing.md has the numbers.
 MPICH_WITHOUT = $(MPICH_HELPED) $(MPICH_OPEN_MPI)
-# They train, save and average by what the other programs test. On 2 ranks if there is such a suite, as ranks that wait
-# take time from those with which they share cores.
-MPICH_PAIRS = \
-    tests/mpi/accumulate.mpi tests/mpi/array_optimizer.mpi tests/mpi/async.mpi \
-    tests/mpi/average_fp8.mpi tests/mpi/average_int4.mpi \
-    tests/mpi/average_int8.mpi tests/mpi/average_topk.mpi tests/mpi/bucket_config.mpi tests/mpi/buffer_modes.mpi \
-    tests/mpi/buffer_steps.mpi tests/mpi/by_name.mpi tests/mpi/by_weight.mpi tests/mpi/clip.mpi \
-    tests/mpi/comm_hooks.mpi tests/mpi/daso.mpi tests/mpi/daso_buffers.mpi tests/mpi/daso_changes.mpi \
-    tests/mpi/daso_counts.mpi tests/mpi/daso_faults.mpi tests/mpi/daso_heat.mpi tests/mpi/daso_runs.mpi \
-    tests/mpi/data_parallel.mpi tests/mpi/delayed.mpi tests/mpi/dp_seams.mpi tests/mpi/dp_times.mpi \
-    tests/mpi/dp_tuples.mpi tests/mpi/evaluate.mpi tests/mpi/gossip.mpi tests/mpi/gossip_pairs.mpi \
-    tests/mpi/gpt.mpi tests/mpi/grad_scaler.mpi \
-    tests/mpi/gradients.mpi tests/mpi/half_reducer.mpi tests/mpi/join.mpi tests/mpi/join_many.mpi \
-    tests/mpi/layer_arrays.mpi tests/mpi/levels.mpi tests/mpi/local_sgd.mpi tests/mpi/mixed_reducer.mpi \
-    tests/mpi/mixed_types.mpi tests/mpi/move_inputs.mpi \
-    tests/mpi/no_sync.mpi tests/mpi/noise_scale.mpi tests/mpi/outer.mpi \
-    tests/mpi/own_exchange_rules.mpi tests/mpi/own_gradients.mpi tests/mpi/periodic_exchanges.mpi \
-    tests/mpi/periodic_f64.mpi tests/mpi/plan_order.mpi tests/mpi/rebuild.mpi tests/mpi/recompute.mpi \
-    tests/mpi/reduce_function.mpi \
-    tests/mpi/resume.mpi tests/mpi/resume_daso.mpi tests/mpi/resume_ranks.mpi tests/mpi/resume_replicas.mpi \
-    tests/mpi/server.mpi tests/mpi/several_optimizers.mpi tests/mpi/sparse_embedding.mpi tests/mpi/strategy.mpi \
-    tests/mpi/strategy_sampler.mpi tests/mpi/sync_batchnorm.mpi tests/mpi/sync_norm_training.mpi tests/mpi/tied.mpi \
-    tests/mpi/torch_averagers.mpi tests/mpi/tournament.mpi tests/mpi/tournament_faults.mpi \
-    tests/mpi/train_equal.mpi tests/mpi/train_finite.mpi tests/mpi/train_options.mpi \
-    tests/mpi/train_tournament.mpi tests/mpi/train_validation.mpi tests/mpi/unused_static.mpi \
-    tests/mpi/update_counts.mpi tests/mpi/used_layers.mpi tests/mpi/zero_arrays.mpi \
-    tests/mpi/zero_gradients.mpi tests/mpi/zero_stage2.mpi
 # Most of its tests need a helper thread.
 MPICH_HELPED = tests/mpi/transport.mpi
 # It counts what Open MPI's all-reduce sends.
 MPICH_OPEN_MPI = tests/mpi/traffic.mpi
 # Of the programs that run, these tests are skipped. They need a helper thread, and fail with Open MPI, too, if there is
-# none; but for rank_that_stops_is_a_time_out: MPICH's MPI_Bcast waits for the rank that is stopped. The last six
-# exchange so often, or so late, that ranks which share cores may take more than their minute.
+# none; but for rank_that_stops_is_a_time_out: MPICH's MPI_Bcast waits for the rank that is stopped.
 MPICH_SKIPPED = \
     np2_channel_use/helper_sends_all_chunks_without_a_wait np2_channel_use/rank_that_stops_is_a_time_out \
     np2_channel_use/the_helper_sleeps_longer_when_exchanges_are_early \
@@ -314,18 +286,20 @@ MPICH_SKIPPED = \
     np2_comm/hundred_thousand_mixed_exchanges_under_the_helper np3_own_exchange/every_way_conforms \
     np3_stall/a_late_rank_is_named_in_a_channel np3_stall/what_a_late_rank_began_last_is_told \
     np3_stall_apart/a_late_rank_is_named_by_messages \
-    np4_shm/helpers_complete_without_a_wait \
-    np3_channel/ranks_of_random_speed np3_shm_poll/twenty_thousand_mixed_exchanges_polling \
-    np4_shm_off/twenty_thousand_mixed_exchanges_in_waits_only \
-    np3_update_counts/unused_parameters_are_updated_as_by_torch np3_zero_gradients/order_of_calls_does_not_matter \
-    np3_zero_hooks/equals_a_run_without_zero
+    np4_shm/helpers_complete_without_a_wait
+EXTRA_DIST += tests/mpi/mpich_yield.c
+CLEANFILES += tests/mpi/mpich_yield.so
+# Ranks that share cores let others run while they wait in MPI.
+MPICH_YIELD = tests/mpi/mpich_yield.so
+$(MPICH_YIELD): $(srcdir)/tests/mpi/mpich_yield.c
+	$(CC) -O2 -shared -fPIC -o $@ $(srcdir)/tests/mpi/mpich_yield.c
 MPICH_TESTS = for t in $(MPI_TESTS); do \
     case "$$t $(MPICH_WITHOUT) " in tests/gpu/* | *" $$t "*) ;; *) echo $$t ;; esac; done
 .PHONY: check-mpich mpich-programs
 check-mpich: mpich-programs
 	tests=$$($(MPICH_TESTS)) && \
-	    ISO_PROGRESS=poll ISO_TEST_ONCE=3 ISO_TEST_PAIRS="$$(echo $(MPICH_PAIRS))" \
-	    ISO_TEST_WITHOUT="$$(echo $(MPICH_SKIPPED))" \
-	    $(MAKE) $(AM_MAKEFLAGS) check-TESTS TESTS="$$(echo $$tests)" check_PROGRAMS="$$(echo $$tests)"
-mpich-programs:
+	    ISO_PROGRESS=poll ISO_TEST_ONCE=3 ISO_TEST_WITHOUT="$$(echo $(MPICH_SKIPPED))" \
+	    $(MAKE) $(AM_MAKEFLAGS) check-TESTS TESTS="$$(echo $$tests)" check_PROGRAMS="$$(echo $$tests)" \
+	        MPIRUN_FLAGS='$(MPIRUN_FLAGS) -genv LD_PRELOAD $(abs_builddir)/$(MPICH_YIELD)'
+mpich-programs: $(MPICH_YIELD)
 	$(MAKE) $(AM_MAKEFLAGS) $$($(MPICH_TESTS))
