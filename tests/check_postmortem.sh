@@ -51,6 +51,9 @@ made torn
 says "incomplete entries and wild numbers are passed over" '^3 ranks, 3 records' records
 says "and so they are in the list of entries" 'posted +0 +3 +64  x+[.]{3}$' records --entries 1
 made same
+LC_ALL=C sed "s/host0/h$(printf '\033')st0/g" records/rank-1.rec >changed && mv changed records/rank-1.rec
+says "a control character of a damaged record is not printed" 'h[?]st0' records
+made same
 "$make_records" records earlier || exit 1
 says "records of an earlier job are ignored" '^3 ranks, 3 records, .*2023-11-1' records
 grep -q '^postmortem: warning: ignored 3 records of earlier jobs$' stderr

@@ -4,6 +4,7 @@
 
 #include "support/try.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
@@ -33,14 +34,20 @@ static iso_status check_file(const iso_recorder_file *f, const char *path) {
     return ISO_OK;
 }
 
-// Ends all texts, so that a damaged file cannot make a program read beyond them.
+// Of a damaged file: nobody reads beyond the text, and a terminal gets no control characters.
+static void end_text(char *text, size_t room) {
+    text[room - 1] = 0;
+    for (; *text; text++)
+        if (iscntrl((unsigned char)*text)) *text = '?';
+}
+
 static void end_texts(iso_recorder_file *f) {
-    f->host[sizeof(f->host) - 1] = 0;
-    f->reason[sizeof(f->reason) - 1] = 0;
+    end_text(f->host, sizeof(f->host));
+    end_text(f->reason, sizeof(f->reason));
     for (int i = 0; i < ISO_RECORDER_STREAMS; i++)
-        f->stream[i].name[sizeof(f->stream[i].name) - 1] = 0;
+        end_text(f->stream[i].name, sizeof(f->stream[i].name));
     for (int i = 0; i < ISO_RECORDER_RECORDS; i++)
-        f->entry[i].name[sizeof(f->entry[i].name) - 1] = 0;
+        end_text(f->entry[i].name, sizeof(f->entry[i].name));
 }
 
 static iso_status read_stream(FILE *from, const char *path, size_t behind, process *out) {
