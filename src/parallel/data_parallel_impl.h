@@ -100,6 +100,9 @@ static inline iso__data_parallel *iso__data_parallel_of(iso_module *module) {
 static inline bool iso__is_data_parallel(const iso_module *module) {
     return module->ops == &iso__data_parallel_ops;
 }
+static inline bool iso__is_explicit(const iso__data_parallel *self) {
+    return self->sync == ISO_SYNC_EXPLICIT;
+}
 // ISO_ERR_ARG unless the module is a DataParallel.
 iso_status iso__data_parallel_check(const iso_module *module);
 // The functions of an iso__cut's pieces.

@@ -7,6 +7,7 @@ libiso_core_la_SOURCES += \
     src/parallel/data_parallel_calls.c \
     src/parallel/data_parallel_create.c \
     src/parallel/data_parallel_drop.c \
+    src/parallel/data_parallel_hooks.c \
     src/parallel/data_parallel_impl.h \
     src/parallel/data_parallel_inputs.c \
     src/parallel/data_parallel_order.c \
