@@ -88,6 +88,8 @@ iso_status iso_join_begin_many(iso_module *const *data_parallels, int count,
 // rank's weight is the mean number of samples of its micro-steps: give them equal sizes, and divide
 // the loss by their number as usual. With ZeRO stage 2 this call may hold the new values of all
 // buckets at once, because a rank that waits for others to take theirs would not hear of a failure.
+// With stage 3 a rank without data takes part in the gathers of the others; while it shadows their
+// backward, it holds all values. A shadow join of several models is then ISO_ERR_UNSUPPORTED.
 iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync);
 // Local. Restores equal weighting of the ranks' gradients, in every model. Call it also after an
 // error.

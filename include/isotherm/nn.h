@@ -45,10 +45,13 @@ typedef struct iso_parameter {
     int64_t sparse_rows;
     // Set by data_parallel with by_name: lists are in ascending order of it. 0: there is none.
     int64_t place;
+    // Set by data_parallel with ZeRO stage 3, where a rank may hold only some elements of the
+    // value: brings all of them. Called with complete_user.
+    iso_status (*gather)(void *user, struct iso_parameter *parameter);
 } iso_parameter;
 
-// Completes a pending update and returns the value. Local, but collective if data_parallel wraps
-// the module. The tensor is borrowed from the parameter.
+// Completes a pending update and returns the value, all of it. Local, but collective if data_parallel
+// wraps the module. The tensor is borrowed from the parameter.
 iso_status iso_parameter_value(iso_parameter *parameter, iso_tensor **out);
 // Likewise for the gradient. If grad_valid is false, fills the gradient with zeros first.
 iso_status iso_parameter_grad(iso_parameter *parameter, iso_tensor **out);

@@ -105,13 +105,38 @@ typedef struct iso_data_parallel_config {
     void *reduce_user;
     iso_buffer_config buffers;
     // The stage of ZeRO. 1 (true) divides updates and optimizer state among the ranks, 2 also
-    // gradients; see iso_reducer_config.zero. Takes one optimizer. The norms of LAMB are added over
+    // gradients, see iso_reducer_config.zero; 3 also parameters. Takes one optimizer. The norms of LAMB are added over
     // the ranks, so its results differ from those without ZeRO by rounding. A rank then has
     // averaged gradients of its own shards only. iso_clip_grad_norm, iso_grad_norm,
     // iso_optimizer_state_dict and iso_optimizer_load_state_dict become collective, and cover all
     // shards. A step discards all gradients. Use no_sync for several backwards in a step. After a
     // step, reading parameter values on any rank waits until the other ranks reach their next
     // forward.
+    //
+    // With stage 3 each rank keeps only its shards of the values, in memory of the wrapper. Before a
+    // layer's forward or backward the ranks gather the values of its bucket, and meanwhile those of
+    // the next one. When all layers of the bucket have run, the memory of the other shards goes back
+    // to the system. In a forward, a layer that ran several times in an earlier one, as after tying
+    // modules or in a loop, keeps its bucket until the end; the first forward keeps all. Results
+    // have the bits of stage 1. Gradients are as in stage 2.
+    //
+    // - Every forward and backward is collective, also inside no_sync: all ranks make the same ones
+    //   in the same order. They may use different layers (find_unused_parameters).
+    // - iso_parameter_value makes all values of the module whole. They stay so until the next
+    //   forward in training mode has used them, or a step updates them: read parameter->value after
+    //   this call only, and not across a forward or step. On any rank the call waits until the
+    //   other ranks read values, enter evaluation mode, or reach their next forward. Inside a
+    //   forward or backward all ranks must make it; values then stay until its end. In a loop of
+    //   iso_join_next, too, all ranks must make it, or none.
+    // - In evaluation mode all values are there, so ranks may evaluate different numbers of batches.
+    // - If a layer fails on some ranks, all ranks can go on with another forward. After a time-out,
+    //   repeat the forward; that works unless it has dropped values already. A backward that times
+    //   out cannot be repeated.
+    // - Destruction gathers the values if a reference to the wrapped module, or to one below it,
+    //   remains; it is then collective.
+    //
+    // ISO_ERR_UNSUPPORTED with 3 for parameters whose values are arrays of the program
+    // (iso_tensor_borrow) or are mapped.
     int zero;
     // PyTorch's init_sync=False: parameters and buffers are not broadcast at creation. The ranks
     // must have equal ones already, e.g. from one file.
@@ -225,7 +250,8 @@ iso_status iso_data_parallel_all_reduce_gradients(iso_module *data_parallel);
 // backward, so modules may run their forward again in between (activation recomputation), before
 // their own backward.
 //
-// In between, iso_parameter_value and iso_parameter_grad complete nothing: values are current, and
+// In between, iso_parameter_value and iso_parameter_grad complete nothing: values are current (with
+// ZeRO stage 3 iso_parameter_value gathers them, and is collective), and
 // gradients are this rank's own until they are sent. In between, step() of the optimizer returns
 // ISO_ERR_STATE, and so does iso_module_train if it changes the mode.
 iso_status iso_data_parallel_begin_backward(iso_module *data_parallel);

@@ -215,7 +215,7 @@ typedef struct iso_reducer_config {
     // collective after the time limit only.
     //
     // ISO_ERR_UNSUPPORTED for a device with memory of its own, another scope than ISO_SCOPE_WORLD,
-    // or sparse gradients. ISO_ERR_ARG for another stage.
+    // sparse gradients, or stage 3, which is for modules. ISO_ERR_ARG for another stage.
     int zero;
     // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal
     // values already, e.g. from one file.
@@ -460,14 +460,14 @@ typedef struct iso_reducer_stats {
     bool planned;        // the order by need is in use
     // Bytes moved by gradients, this rank's share; see iso_traffic (isotherm/comm.h).
     long long bytes_sent, bytes_between_nodes;
-    // With ZeRO stage 2, after iso_reducer_watch_gradients: the most bytes of the reducer's
+    // With ZeRO stages 2 and 3, after iso_reducer_watch_gradients: the most bytes of the reducer's
     // gradient memory that were resident at one moment, as the system said (mincore). It is asked
     // whenever a bucket is about to leave, and whenever the new values of one are about to be put
     // in place. Otherwise 0.
     size_t gradient_peak;
 } iso_reducer_stats;
 // Local. From now on gradient_peak is measured. Each bucket then costs two looks at all pages of
-// gradients in every step. Does nothing without ZeRO stage 2.
+// gradients in every step. Does nothing without ZeRO stage 2 or 3.
 void iso_reducer_watch_gradients(iso_reducer *reducer);
 void iso_reducer_get_stats(const iso_reducer *reducer, iso_reducer_stats *out);
 // Describes the buckets, one line each, in the order in which backward completes them, delayed ones

@@ -15,6 +15,8 @@ iso_status iso__error(iso_status code, const char *function, const char *file, i
                       const char *format, ...) __attribute__((format(printf, 5, 6)));
 // Whether a message begins with a rank, so that it needs no other prefix.
 bool iso__names_rank(const char *message);
+// Makes a copy of an earlier record the last error again.
+void iso__error_restore(const iso_error *record);
 // Adds a frame to the record and returns status.
 iso_status iso__error_frame(iso_status status, const char *function, const char *file, int line);
 

@@ -62,6 +62,8 @@ iso_status iso__error_frame(iso_status status, const char *function, const char 
     return status;
 }
 
+void iso__error_restore(const iso_error *record) { last = *record; }
+
 const iso_error *iso_last_error(void) { return &last; }
 
 bool iso__names_rank(const char *message) {

@@ -15,6 +15,7 @@ static iso_status complete_pending(iso_parameter *parameter) {
 
 iso_status iso_parameter_value(iso_parameter *parameter, iso_tensor **out) {
     ISO_TRY(complete_pending(parameter));
+    if (parameter->gather) ISO_TRY(parameter->gather(parameter->complete_user, parameter));
     *out = parameter->value;
     return ISO_OK;
 }

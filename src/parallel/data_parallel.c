@@ -144,6 +144,7 @@ static iso_status begin_backward(iso__data_parallel *self) {
         if (!self->trainable[i]->grad_valid) iso__reducer_drop(self->reducer, i);
         self->reported[i] = false;
     }
+    ISO_TRY(iso__data_parallel_begin_uses(self, ISO__BACKWARD));
     iso__reducer_enter_backward(self->reducer, self->no_sync == 0);
     return ISO_OK;
 }
@@ -174,7 +175,12 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
     iso_status status = ISO_OK;
     bool leaves = self->no_sync == 0 && !iso__is_explicit(self);
     self->carried = !leaves;
-    if (leaves) status = close_backward(self);
+    status = iso__data_parallel_end_uses(self, ISO_OK);
+    if (leaves) {
+        iso_status closed = close_backward(self); // in any case: other ranks wait for these
+        if (status == ISO_OK) status = closed;
+    }
+    status = iso__data_parallel_end_pass(self, status);
     iso__reducer_leave_backward(self->reducer);
     ISO_TRY(status);
     iso__clock_stop(&self->backward);
@@ -193,7 +199,9 @@ static iso_status shadow_backward(iso__data_parallel *self, bool leftover) {
         iso_module_zero_grad(module);
         iso_reducer_zero_grad(self->reducer);
     }
-    ISO_TRY(self->sync == ISO_SYNC_EXPLICIT ? all_reduce(self) : close_backward(self));
+    iso_status status = iso__data_parallel_end_uses(self, ISO_OK);
+    iso_status closed = iso__is_explicit(self) ? all_reduce(self) : close_backward(self);
+    ISO_TRY(iso__data_parallel_end_pass(self, status < 0 ? status : closed));
     // Parameters that are not exchanged, such as this rank's experts, do not change without data.
     if (!leftover) iso__reducer_skip_local(self->reducer);
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
@@ -258,7 +266,13 @@ static iso_status forward_wrapped(iso_module *module, iso_call *call, const iso_
     // batch.
     int64_t even = iso_comm_rank(self->comm) * iso_tensor_shape(in->item[0])[0];
     iso_module_set_first_row(module->child[0], self->first_row >= 0 ? self->first_row : even);
-    ISO_TRY(iso_module_call_many(module->child[0], ISO_ACT_NONE, in, out));
+    if (module->training) ISO_TRY(iso__data_parallel_begin_uses(self, ISO__FORWARD));
+    iso_status status = iso_module_call_many(module->child[0], ISO_ACT_NONE, in, out);
+    if (module->training) {
+        status = iso__data_parallel_end_uses(self, status);
+        status = iso__data_parallel_end_pass(self, status);
+    }
+    ISO_TRY(status);
     if (module->training) iso__clock_stop(&self->forward);
     return iso__data_parallel_after_forward(self);
 }
@@ -269,7 +283,10 @@ static iso_status backward_wrapped(iso_module *module, iso_call *call, const iso
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_TRY(iso_data_parallel_begin_backward(module));
     iso_status status = iso_module_call_backward_many(module->child[0], grad_out, wanted, grad_in);
-    if (status < 0) iso__reducer_leave_backward(self->reducer);
+    if (status < 0) {
+        iso__data_parallel_end_uses(self, status);
+        iso__reducer_leave_backward(self->reducer);
+    }
     ISO_TRY(status);
     return iso_data_parallel_end_backward(module);
 }
@@ -283,6 +300,7 @@ static iso_status change_mode(iso_module *module, bool training) {
               "the mode of a DataParallel was changed inside a backward: call "
               "iso_data_parallel_end_backward first");
     ISO_TRY(finish_gradients(self));
+    if (!training) ISO_TRY(iso__reducer_gather_values(self->reducer));
     if (training == self->evaluating && self->hook) ISO_TRY(self->hook(training, self->hook_user));
     if (!training && !self->evaluating)
         ISO_TRY(iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AT_EVALUATION));
@@ -315,6 +333,7 @@ static void take_back_gradients(iso__data_parallel *self) {
 
 static void destroy_wrapper(iso_module *module) {
     iso__data_parallel *self = iso__data_parallel_of(module);
+    iso__data_parallel_take_back_values(self);
     iso_reducer_destroy(&self->reducer); // completes pending work
     take_back_gradients(self);
     remove_links(self);
@@ -323,6 +342,7 @@ static void destroy_wrapper(iso_module *module) {
     iso_parameter_list_destroy(&self->list);
     iso_buffer_list_destroy(&self->buffers);
     iso__data_parallel_drop_views(self, &(iso__views){.cut = self->cut});
+    iso__data_parallel_drop_uses(self);
     iso__free(self->bucket_list);
     iso__free(self->param);
     iso__free(self->text);

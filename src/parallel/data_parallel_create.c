@@ -275,6 +275,7 @@ static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
     ISO_TRY(iso_module_parameters(module, &self->list));
     ISO_TRY(check_unwrapped(self));
     ISO_TRY(check_trainable(self));
+    if (config->zero > 2) ISO_TRY(iso__data_parallel_check_values(self));
     ISO_TRY(iso_module_buffers(module, &self->buffers));
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->trainable),
                             (void **)&self->trainable));
@@ -334,7 +335,9 @@ static iso_status set_up(iso__data_parallel *self, iso_module *module,
     iso__reducer_set_owner(self->reducer);
     iso_status mine = place_gradients(self);
     if (mine == ISO_OK) mine = iso__data_parallel_link(self, module);
+    if (mine == ISO_OK) mine = iso__data_parallel_make_uses(self);
     ISO_TRY(iso_comm_agree(self->comm, mine));
+    iso__data_parallel_place_values(self);
     return ISO_OK;
 }
 

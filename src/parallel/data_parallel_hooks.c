@@ -10,17 +10,18 @@ static iso_status before_forward(iso_module *module, iso_tensor *in, void *user)
     iso_reducer *r = link->owner->reducer;
     int bucket = -1;
     if (link->count == 0) iso_reducer_poll(r);
-    bool meets = iso__batch_norm_features(module) > 0 && iso__batch_norm_user(module);
-    if (meets) ISO_TRY(iso__reducer_publish(r, true)); // ranks that come later may wait for these
+    if (iso__data_parallel_meets(module))
+        ISO_TRY(iso__reducer_publish(r, true)); // ranks that come later may wait for these
     for (int k = 0; k < link->count; k++) {
         int i = link->slot[k], first = iso__reducer_bucket_of(r, i);
         bool cut = iso_reducer_pieces(r, i) > 1;
-        bool awaited = module->ops->awaits_pieces && iso__reducer_awaits_pieces(r);
+        bool awaited = module->ops->awaits_pieces && iso__reducer_awaits_pieces(r) &&
+                       !link->owner->uses.divided;
         if (cut ? awaited : first == bucket) continue;
         bucket = first;
         ISO_TRY(iso_reducer_param_needed(r, i));
     }
-    return ISO_OK;
+    return iso__data_parallel_gather_layer(link);
 }
 
 static bool is_current(const iso_module *module, void *user) {
@@ -123,7 +124,10 @@ static iso_status link_module(iso__data_parallel *self, iso_module *module) {
         if (i >= 0) add_slot(link, i);
     }
     iso_module_hooks hooks = {.before_forward = before_forward,
+                              .after_forward = iso__data_parallel_after_layer,
+                              .before_backward = iso__data_parallel_before_layer_backward,
                               .gradient_ready = gradient_ready,
+                              .after_backward = iso__data_parallel_after_layer_backward,
                               .is_current = is_current,
                               .user = link};
     ISO_TRY(iso_module_add_hooks(module, &hooks, &link->handle));

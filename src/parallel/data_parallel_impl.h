@@ -17,6 +17,12 @@ typedef struct iso__layer_link {
     int *slot; // [count], ascending; points into owner->link_slots
     int count;
     int handle; // of the hooks on the module
+    // With ZeRO stage 3:
+    int *bucket; // [bucket_count], of its parameters; points into owner->uses.lists
+    int bucket_count;
+    int uses;      // in the latest forward
+    bool repeats;  // some forward used it several times
+    bool finished; // its last backward in this backward is over
 } iso__layer_link;
 
 // A parameter whose gradient leaves in pieces.
@@ -38,6 +44,16 @@ typedef struct iso__user_hooks {
     iso__user_hook *item; // in the order in which they were added
     int count, handle;    // number of hooks; the last handle that was given out
 } iso__user_hooks;
+
+// With ZeRO stage 3: which layers of the pass have yet to use the values of a bucket.
+typedef struct iso__value_uses {
+    bool divided; // values are divided; the other members are for this case
+    bool placed;  // they are in the memory of the reducer
+    bool learnt;  // a forward has shown which layers repeat
+    int *left;    // [buckets]: layers that have yet to use it
+    bool *held;   // [buckets]: it stays until the pass ends
+    int *lists;   // of the buckets of all layers
+} iso__value_uses;
 
 // Of forwards or backwards.
 typedef struct iso__clock {
@@ -74,6 +90,7 @@ typedef struct iso__data_parallel {
     bool *asked; // [trainable_count]: was marked valid, which is wrong if no rank used it
     bool any_asked;
     iso__cut *cut; // [trainable_count]
+    iso__value_uses uses;
     iso__layer_link *link;
     int link_count;
     int *link_slots;
@@ -102,6 +119,10 @@ static inline bool iso__is_data_parallel(const iso_module *module) {
 }
 static inline bool iso__is_explicit(const iso__data_parallel *self) {
     return self->sync == ISO_SYNC_EXPLICIT;
+}
+// Whether all ranks meet while the layer runs.
+static inline bool iso__data_parallel_meets(const iso_module *module) {
+    return iso__batch_norm_features(module) > 0 && iso__batch_norm_user(module);
 }
 // ISO_ERR_ARG unless the module is a DataParallel.
 iso_status iso__data_parallel_check(const iso_module *module);
@@ -136,6 +157,35 @@ void iso__data_parallel_drop_views(const iso__data_parallel *self, iso__views *v
 iso_status iso__data_parallel_move_inputs(iso_module *module, iso_call *call);
 // Installs the hooks on all layers below.
 iso_status iso__data_parallel_link(iso__data_parallel *self, iso_module *module);
+
+// ---- ZeRO stage 3; otherwise these calls do nothing ----
+// Local, once layers are linked.
+iso_status iso__data_parallel_make_uses(iso__data_parallel *self);
+void iso__data_parallel_drop_uses(iso__data_parallel *self);
+// ISO_ERR_UNSUPPORTED if a value cannot move. Call it with stage 3 only.
+iso_status iso__data_parallel_check_values(const iso__data_parallel *self);
+// Local. Moves this rank's shards of the values to the reducer; frees the rest.
+void iso__data_parallel_place_values(iso__data_parallel *self);
+// Before the reducer is destroyed. Collective if the module outlives the wrapper: gathers values
+// into memory of their own.
+void iso__data_parallel_take_back_values(iso__data_parallel *self);
+// Waits for the values of a layer.
+iso_status iso__data_parallel_gather_layer(const iso__layer_link *link);
+// Hooks of layers.
+iso_status iso__data_parallel_after_layer(iso_module *module, iso_tensor *in, iso_tensor *out,
+                                          void *user);
+iso_status iso__data_parallel_before_layer_backward(iso_module *module, iso_tensor *grad_out,
+                                                    void *user);
+iso_status iso__data_parallel_after_layer_backward(iso_module *module, iso_tensor *grad_in,
+                                                   void *user);
+// A forward or backward of all layers. The second call is made when the layers have run, with their
+// status, and sends what other ranks may need; the third waits, and ends the pass. Both return the
+// status, or an error of their own.
+iso_status iso__data_parallel_begin_uses(iso__data_parallel *self, iso__pass pass);
+iso_status iso__data_parallel_end_uses(iso__data_parallel *self, iso_status status);
+iso_status iso__data_parallel_end_pass(iso__data_parallel *self, iso_status status);
+// A pass of the other ranks in which this rank uses nothing.
+iso_status iso__data_parallel_shadow_pass(iso__data_parallel *self, iso__pass pass);
 
 // ---- For join: local, except before_forward and shadow ----
 void iso__data_parallel_set_joined(iso__data_parallel *self, bool joined);

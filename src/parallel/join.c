@@ -104,12 +104,22 @@ static iso_status check_beside(iso_module *const *models, int k) {
     return ISO_OK;
 }
 
+static iso_status check_values(iso_module *model, const iso_join_config *config, int count) {
+    ISO_CHECK(count == 1 || config->mode != ISO_JOIN_SHADOW ||
+                  !iso__reducer_divides_values(iso_data_parallel_reducer(model)),
+              ISO_ERR_UNSUPPORTED,
+              "with ZeRO stage 3 a rank without data takes part in every forward and backward of "
+              "the others, and does not know their order if there are several models: use stage 2");
+    return ISO_OK;
+}
+
 static iso_status check_models(iso_module *const *models, int count,
                                const iso_join_config *config) {
     ISO_TRY(check_config(config, count));
     for (int k = 0; k < count; k++) {
         ISO_TRY(name_model(check_model(models[k], config), k, count));
         ISO_TRY(name_model(check_beside(models, k), k, count));
+        ISO_TRY(name_model(check_values(models[k], config, count), k, count));
     }
     return ISO_OK;
 }
@@ -346,9 +356,11 @@ static iso_status weigh_rank(iso_join *join) {
 static iso_status shadow_model(iso_module *module, bool syncs, bool leftover) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_TRY(iso__data_parallel_before_forward(self));
+    ISO_TRY(iso__data_parallel_shadow_pass(self, ISO__FORWARD));
     ISO_TRY(iso__data_parallel_after_forward(self));
     iso__data_parallel_note_backward(self, syncs);
-    return syncs ? iso__data_parallel_shadow(module, leftover) : ISO_OK;
+    return syncs ? iso__data_parallel_shadow(module, leftover)
+                 : iso__data_parallel_shadow_pass(self, ISO__BACKWARD);
 }
 
 // This rank has no batch, but takes part in the exchanges of the others.

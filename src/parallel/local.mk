@@ -12,6 +12,7 @@ libiso_core_la_SOURCES += \
     src/parallel/data_parallel_inputs.c \
     src/parallel/data_parallel_order.c \
     src/parallel/data_parallel_rebuild.c \
+    src/parallel/data_parallel_values.c \
     src/parallel/data_parallel_views.c \
     src/parallel/dataset_shard.c \
     src/parallel/dataset_shuffle.c \
@@ -55,6 +56,7 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/reducer_layers.c \
     src/parallel/reducer/reducer_rebuild.c \
     src/parallel/reducer/reducer_update.c \
+    src/parallel/reducer/reducer_values.c \
     src/parallel/reducer/round.c \
     src/parallel/reducer/round.h \
     src/parallel/reducer/round_back.c \
@@ -65,6 +67,8 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/sums.h \
     src/parallel/reducer/used_params.c \
     src/parallel/reducer/used_params.h \
+    src/parallel/reducer/value_shards.c \
+    src/parallel/reducer/value_shards.h \
     src/parallel/reducer/weights.c \
     src/parallel/reducer/weights.h \
     src/parallel/reducer/zero.c \

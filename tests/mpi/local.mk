@@ -254,6 +254,15 @@ tests_mpi_zero_stage2_mpi_SOURCES = tests/mpi/test_zero.c \
     tests/mpi/test_zero_hooks.c \
     tests/mpi/test_zero_lamb.c
 tests_mpi_zero_stage2_mpi_CPPFLAGS = $(AM_CPPFLAGS) -DZERO_STAGE=2
+# And for stage 3.
+MPI_TESTS += tests/mpi/zero_stage3.mpi
+tests_mpi_zero_stage3_mpi_SOURCES = tests/mpi/test_zero.c \
+    tests/mpi/test_zero_hooks.c \
+    tests/mpi/test_zero_lamb.c
+tests_mpi_zero_stage3_mpi_CPPFLAGS = $(AM_CPPFLAGS) -DZERO_STAGE=3
+MPI_TESTS += tests/mpi/zero_values.mpi
+tests_mpi_zero_values_mpi_SOURCES = tests/mpi/test_zero_values.c \
+    tests/mpi/test_zero_layers.c
 MPI_TESTS += tests/mpi/zero_gradients.mpi
 tests_mpi_zero_gradients_mpi_SOURCES = tests/mpi/test_zero_gradients.c \
     tests/mpi/test_zero_modules.c

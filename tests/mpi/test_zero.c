@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // ZeRO: the same bits as without it, a share of the state, and what it refuses. Compiled for stage
-// 1, and with -DZERO_STAGE=2 for stage 2.
+// 1, and with -DZERO_STAGE=2 or 3 for these stages.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // ZeRO with communication hooks: the bits of a run with the hook and without ZeRO. Compiled for
-// stage 1, and with -DZERO_STAGE=2 for stage 2.
+// stage 1, and with -DZERO_STAGE=2 or 3 for these stages.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 

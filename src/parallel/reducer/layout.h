@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Private to the reducer: the list of parameters, how they are cut, which of them travel together,
-// and where they lie. Only layout.c writes it; it is immutable afterwards.
+// and where they lie. Only layout.c writes it; it is immutable afterwards, except by
+// iso__layout_move_value.
 #ifndef ISO_LAYOUT_H
 #define ISO_LAYOUT_H
 
@@ -92,6 +93,8 @@ iso_status iso__layout_number(iso__layout *l, const iso__param_set *set);
 // ISO_ERR_ARG if there is no such layer. Borrowed.
 iso_status iso__layout_find_layer(const iso__layout *l, int number, const iso__layer **out);
 int iso__layout_find(const iso__layout *l, const char *name); // -1: no parameter has that name
+// The value of parameter i lies elsewhere from now on.
+void iso__layout_move_value(iso__layout *l, int i, void *value);
 
 // Whether parameter i exists and has a piece k. The second returns ISO_ERR_ARG if not.
 bool iso__layout_has(const iso__layout *l, int i, int k);

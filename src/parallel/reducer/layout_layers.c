@@ -54,6 +54,13 @@ iso_status iso__layout_find_layer(const iso__layout *l, int number, const iso__l
     return ISO_OK;
 }
 
+void iso__layout_move_value(iso__layout *l, int i, void *value) {
+    for (int k = 0; k < l->place[i].pieces; k++) {
+        iso__grad_slot *s = &l->slot[iso__layout_at(l, i, k)];
+        s->value = (char *)value + s->first * iso_dtype_size(s->type);
+    }
+}
+
 int iso__layout_find(const iso__layout *l, const char *name) {
     for (int i = 0; i < l->param_count; i++)
         if (strcmp(iso__layout_piece(l, i, 0)->name, name) == 0) return i;

@@ -223,6 +223,7 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
     bool partly = iso__appliers_have_list(a, id) && !iso__round_is_whole(r->round);
     if (iso__appliers_have_stepped(a, id) || partly) ISO_TRY(iso_reducer_finish(r));
     ISO_TRY(have_gradients(r, id));
+    if (r->values) ISO_TRY(iso__value_shards_expire(r->values));
     if (iso__appliers_are_direct(a)) ISO_TRY(iso_reducer_finish(r));
     iso__appliers_freeze(a, id, hyper);
     iso__round_list_used(r->round);
@@ -306,6 +307,9 @@ bool iso__reducer_in_backward(const iso_reducer *r) { return r->in_backward; }
 bool iso__reducer_has_open_list(const iso_reducer *r) { return iso__round_is_open(r->round); }
 
 bool iso__reducer_is_current(const iso_reducer *r, int i) {
+    for (int k = 0; r->values && k < r->layout.place[i].pieces; k++)
+        if (!iso__value_shards_is_here(r->values, iso__layout_piece(&r->layout, i, k)->bucket))
+            return false;
     return iso__round_param_is_current(r->round, i);
 }
 

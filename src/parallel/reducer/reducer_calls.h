@@ -138,4 +138,38 @@ iso_comm *iso__reducer_comm(const iso_reducer *r); // of all ranks; borrowed
 // nothing.
 iso_status iso__reducer_gather(iso_reducer *r, int i, void *array);
 
+// ---- ZeRO stage 3, for the module whose values the reducer holds -------------------------------------
+
+// Whether values are divided; not on a single rank. The calls below are for this case, except
+// iso__reducer_gather_values.
+bool iso__reducer_divides_values(const iso_reducer *r);
+// Local, once for each parameter, before the first pass. Copies this rank's elements of the value;
+// returns the place of the value from now on.
+void *iso__reducer_take_value(iso_reducer *r, int i, const void *value);
+int iso__reducer_bucket_count(const iso_reducer *r);
+int iso__reducer_bucket_of_piece(const iso_reducer *r, int i, int k);
+
+// A forward or a backward, in which all values are used. All ranks make the same passes, in the
+// same order.
+typedef enum iso__pass { ISO__NO_PASS, ISO__FORWARD, ISO__BACKWARD } iso__pass;
+iso__pass iso__reducer_pass(const iso_reducer *r);
+iso_status iso__reducer_begin_pass(iso_reducer *r, iso__pass pass);
+// Collective. Waits for the values of a bucket, whose updates the caller has completed. They stay
+// until the pass ends, or until the second call, when the pass needs them no more.
+iso_status iso__reducer_need_values(iso_reducer *r, int bucket);
+void iso__reducer_release_values(iso_reducer *r, int bucket);
+// The pass needs no further values. The first sends what other ranks may need, and does not wait
+// for them; the second ends the pass. Values are then here no more.
+iso_status iso__reducer_end_uses(iso_reducer *r);
+iso_status iso__reducer_end_pass(iso_reducer *r);
+// In place of both if the pass failed with this status. Keeps the error record.
+void iso__reducer_fail_pass(iso_reducer *r, iso_status status);
+// Collective; but outside a pass, the other ranks may reach their next forward in its place.
+// Completes pending updates, and waits for all values. They stay until a pass has used them, or a
+// step updates them.
+iso_status iso__reducer_gather_values(iso_reducer *r);
+bool iso__reducer_has_whole_values(const iso_reducer *r);
+// The size of the pages with values that are in memory, as the system says.
+size_t iso__reducer_resident_values(const iso_reducer *r);
+
 #endif

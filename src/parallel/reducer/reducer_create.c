@@ -55,12 +55,12 @@ static iso_status check_sums(const iso_reducer_config *c, const iso__param_set *
     return ISO_OK;
 }
 
-enum { LAST_STAGE = 2 };
+enum { LAST_STAGE = 3 };
 
 static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *set) {
     ISO_CHECK(c->zero >= 0 && c->zero <= LAST_STAGE, ISO_ERR_ARG,
-              "ZeRO stage %d: give 0 (no ZeRO), 1 (optimizer state is divided) or 2 (gradients, "
-              "too)",
+              "ZeRO stage %d: give 0 (no ZeRO), 1 (optimizer state is divided), 2 (gradients, too) "
+              "or 3 (parameters, too)",
               c->zero);
     if (!c->zero) return ISO_OK;
     const iso_reducer_param *sparse = find_sparse(set->param, set->count);
@@ -305,8 +305,9 @@ static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_c
 
 static void log_share(const iso_reducer *r) { // on rank 0
     if (!iso__zero_divides_gradients(r->zero) || iso_comm_rank(r->world) != 0) return;
-    iso__log(ISO_LOG_INFO, "ZeRO: %.3f of %.3f MB of gradients stay on this rank",
-             (double)r->layout.bytes / r->transport->shards * 1e-6, (double)r->layout.bytes * 1e-6);
+    iso__log(ISO_LOG_INFO, "ZeRO: %.3f of %.3f MB of gradients%s stay on this rank",
+             (double)r->layout.bytes / r->transport->shards * 1e-6, (double)r->layout.bytes * 1e-6,
+             r->values ? ", and as many of parameters," : "");
 }
 
 // With a single rank there are no shards, and it updates everything.
@@ -317,9 +318,22 @@ static iso_status share_updates(iso_reducer *r) {
         mine = iso__zero_create(&r->layout, &r->store, r->transport, &r->zero);
     ISO_TRY(iso_comm_agree(r->world, mine));
     if (r->zero) ISO_TRY(iso__norms_create(&r->layout, r->world, &r->norms));
-    log_share(r);
     iso__appliers_set_zero(r->appliers, r->zero);
     iso__round_set_zero(r->round, r->zero, r->norms);
+    return ISO_OK;
+}
+
+// In stage 3 the reducer holds the values.
+static iso_status divide_values(iso_reducer *r, const iso_reducer_config *config) {
+    if (config->zero < 3 || !r->zero) return ISO_OK;
+    iso__value_shards_config values = {.layout = &r->layout,
+                                       .round = r->round,
+                                       .planner = r->planner,
+                                       .transport = r->transport,
+                                       .world = r->world,
+                                       .traffic = &r->exchanged.traffic};
+    ISO_TRY(iso__value_shards_create(&values, &r->values));
+    iso__zero_divide_values(r->zero);
     return ISO_OK;
 }
 
@@ -362,7 +376,9 @@ iso_status iso__reducer_create_sorted(iso_comm *comm, const iso_reducer_param *p
     ISO_TRY_GOTO(iso_comm_agree(r->world, make_parts(r, config)));
     ISO_TRY_GOTO(iso__reducer_choose_scope(r, config->scope));
     ISO_TRY_GOTO(share_updates(r));
+    ISO_TRY_GOTO(divide_values(r, config));
     if (!config->keep_values) ISO_TRY_GOTO(broadcast_values(r));
+    log_share(r);
     log_buckets(r);
     warn_of_rows(r, config->scope);
     *out = r;
@@ -372,16 +388,25 @@ fail:
     return status;
 }
 
+static iso_status check_stage(const iso_reducer_config *config) {
+    ISO_CHECK(!config || config->zero != LAST_STAGE, ISO_ERR_UNSUPPORTED,
+              "ZeRO stage 3 divides the values of a module's parameters, and those of this reducer "
+              "are arrays of the program: use stage 2, or iso_data_parallel_create_take");
+    return ISO_OK;
+}
+
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
                               const iso_reducer_config *config, iso_reducer **out) {
+    ISO_TRY(iso_comm_agree(comm, check_stage(config)));
     return iso__reducer_create_sorted(comm, params, count, config, NULL, out);
 }
 
 static void finish_quietly(iso_reducer *r) {
     iso_error before = *iso_last_error();
     iso__round_excuse(r->round, true); // an abandoned backward may lack gradients
-    if (iso_reducer_finish(r) < 0)
-        iso__log_new_error(&before, "while completing pending exchanges");
+    iso_status status = iso_reducer_finish(r);
+    if (r->values && status == ISO_OK) status = iso__value_shards_settle(r->values);
+    if (status < 0) iso__log_new_error(&before, "while completing pending exchanges");
 }
 
 void iso_reducer_destroy(iso_reducer **pointer) {
@@ -394,6 +419,7 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     if (!iso__sums_destroy(&r->sums)) over = false;
     if (!iso__weights_destroy(&r->weights)) over = false;
     if (!iso__norms_destroy(&r->norms)) over = false;
+    if (!iso__value_shards_destroy(&r->values)) over = false;
     if (!iso__round_destroy(&r->round) || !over) return;
     iso__zero_destroy(&r->zero);
     iso__planner_destroy(&r->planner);

@@ -6,6 +6,7 @@
 #include "exchange/scopes.h"
 #include "parallel/reducer/reducer_calls.h"
 #include "parallel/reducer/round.h"
+#include "parallel/reducer/value_shards.h"
 
 struct iso_reducer {
     iso_comm *world; // owned
@@ -18,12 +19,13 @@ struct iso_reducer {
     iso__transport_setup setup;
     iso__appliers *appliers;
     iso__planner *planner;
-    bool shares_updates;   // config.zero, also on a single rank
-    iso__zero *zero;       // NULL: every rank updates everything
-    iso__norms *norms;     // with zero
-    iso__sums *sums;       // NULL: config.sums is 0
-    iso__weights *weights; // NULL: config.by_weight is not set
-    bool rides;            // sums travel in the tail of a bucket
+    bool shares_updates;       // config.zero, also on a single rank
+    iso__zero *zero;           // NULL: every rank updates everything
+    iso__norms *norms;         // with zero
+    iso__value_shards *values; // ZeRO stage 3; NULL: values are whole
+    iso__sums *sums;           // NULL: config.sums is 0
+    iso__weights *weights;     // NULL: config.by_weight is not set
+    bool rides;                // sums travel in the tail of a bucket
     iso__round *round;
     iso_scope scope;           // in force
     bool scopes_made;          // all scopes that may be chosen exist

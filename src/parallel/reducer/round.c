@@ -111,6 +111,8 @@ bool iso__round_param_is_current(const iso__round *r, int i) {
     return true;
 }
 
+bool iso__round_bucket_is_open(const iso__round *r, int b) { return r->bucket[b].stage == OPEN; }
+
 // Copies a gradient from the caller's array, if it is there.
 static iso_status take_gradient(iso__round *r, int s) {
     const iso__grad_slot *slot = &layout_of(r)->slot[s];

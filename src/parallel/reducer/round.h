@@ -3,9 +3,9 @@
 // is ready to the last update.
 //
 // A bucket is OPEN while its gradients are being written, POSTED when it belongs to a transport,
-// and ARRIVED when its sum is here. Once its updates are made, it is OPEN again. With ZeRO it is
-// PUBLISHED in between, until the values of all ranks are here. A list is issued when all of its
-// buckets are posted. The next list begins when all of them are OPEN again.
+// and ARRIVED when its sum is here. Once its updates are made, it is OPEN again. With ZeRO stages 1
+// and 2 it is PUBLISHED in between, until the values of all ranks are here. A list is issued when
+// all of its buckets are posted. The next list begins when all of them are OPEN again.
 #ifndef ISO_ROUND_H
 #define ISO_ROUND_H
 
@@ -97,6 +97,7 @@ iso_status iso__round_publish(iso__round *r, bool waits);
 
 bool iso__round_param_is_ready(const iso__round *r, int i);
 bool iso__round_param_is_current(const iso__round *r, int i); // all of its buckets are open
+bool iso__round_bucket_is_open(const iso__round *r, int b);
 iso_unused iso__round_unused(const iso__round *r);
 void iso__round_excuse(iso__round *r, bool excused); // as iso__reducer_excuse
 void iso__round_set_weight(iso__round *r, double weight, double total);

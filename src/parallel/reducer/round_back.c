@@ -230,6 +230,11 @@ static iso_status update_bucket(iso__round *r, int b) {
 // ---- Values go to the other ranks -------------------------------------------------------------------
 
 static iso_status send_values(iso__round *r, int b) {
+    if (iso__zero_divides_values(r->zero)) { // they leave when ranks need them
+        iso__zero_updated(r->zero, b);
+        open_bucket(r, b);
+        return ISO_OK;
+    }
     r->bucket[b].stage = PUBLISHED; // if sending fails, collecting reports it
     iso__round_show_exchange(r, b);
     return iso__zero_publish(r->zero, b);
@@ -384,9 +389,11 @@ iso_status iso__round_share(iso__round *r) {
             continue;
         }
         r->bucket[b].stage = UPDATED;
-        if (iso__zero_has_room(r->zero, b)) ISO_TRY(send_values(r, b));
     }
     if (r->busy == 0) restart_list(r);
+    for (int b = layout_of(r)->bucket_count - 1; b >= 0; b--)
+        if (r->bucket[b].stage == UPDATED && iso__zero_has_room(r->zero, b))
+            ISO_TRY(send_values(r, b));
     return ISO_OK;
 }
 

@@ -21,6 +21,7 @@ struct iso__zero {
     // Bytes of buckets that hold the shards of other ranks, and of those whose values are under
     // way. Neither is to exceed room, which has room for each bucket.
     size_t whole, published, room;
+    bool divides_values; // stage 3
     bool watched;
     size_t peak; // the most bytes that were resident at a look
 };
@@ -76,7 +77,7 @@ iso__own iso__zero_own(const iso__zero *z, const iso__layout *l, int slot) {
     return iso__zero_shard(z, l, slot, z ? z->transport->shard : 0);
 }
 
-// ---- Gradients, in stage 2 --------------------------------------------------------------------------
+// ---- Gradients, in stages 2 and 3 -------------------------------------------------------------------
 
 bool iso__zero_divides_gradients(const iso__zero *z) { return z && z->holds; }
 
@@ -146,7 +147,18 @@ void iso__zero_arrived(iso__zero *z, int bucket) {
     if (z->holds && z->holds[bucket]) drop_others(z, bucket);
 }
 
-// ---- Values -----------------------------------------------------------------------------------------
+// ---- Stage 3 ----------------------------------------------------------------------------------------
+
+void iso__zero_divide_values(iso__zero *z) { z->divides_values = true; }
+
+bool iso__zero_divides_values(const iso__zero *z) { return z && z->divides_values; }
+
+void iso__zero_updated(iso__zero *z, int bucket) {
+    const iso__bucket *b = &z->layout->bucket[bucket];
+    iso__store_drop(z->store, b->offset, b->bytes);
+}
+
+// ---- Values, in stages 1 and 2 ----------------------------------------------------------------------
 
 // Copies elements of a slot from its value to where its gradient lies, or back.
 static void copy_elements(const iso__zero *z, int slot, iso__own which, bool out) {

@@ -6,6 +6,8 @@
 // to the system once a bucket's sum is here, and that of the whole bucket once the values are in
 // place. Since new values use the memory of gradients again, few buckets at a time may be under
 // way to the other ranks. Nor may a backward run far ahead of the exchange.
+//
+// In stage 3 new values stay where they are until a rank needs them, see value_shards.h.
 #ifndef ISO_ZERO_H
 #define ISO_ZERO_H
 
@@ -15,7 +17,7 @@
 typedef struct iso__zero iso__zero;
 
 // Borrows its arguments. transport: one for ZeRO (publish, collect). The stage is 2 if the store
-// can give back memory (pages), otherwise 1.
+// can give back memory (pages), otherwise 1; iso__zero_divide_values makes it 3.
 iso_status iso__zero_create(const iso__layout *layout, const iso__store *store,
                             iso__transport *transport, iso__zero **out);
 void iso__zero_destroy(iso__zero **zero); // accepts NULL
@@ -29,7 +31,7 @@ typedef struct iso__own {
 iso__own iso__zero_shard(const iso__zero *z, const iso__layout *l, int slot, int shard);
 iso__own iso__zero_own(const iso__zero *z, const iso__layout *l, int slot); // for this rank
 
-// ---- Stage 2; in stage 1 these calls do nothing ----
+// ---- Stages 2 and 3; in stage 1 these calls do nothing ----
 
 // A bucket is about to be posted.
 void iso__zero_leaves(iso__zero *z, int bucket);
@@ -53,7 +55,15 @@ void iso__zero_watch(iso__zero *z); // accepts NULL
 // mincore of all gradient memory. 0 in stage 1, and unless watched.
 size_t iso__zero_peak(const iso__zero *z); // accepts NULL
 
-// ---- Values ----
+// ---- Stage 3 ----
+
+// Values are divided, too: call it before the first step, in stage 2.
+void iso__zero_divide_values(iso__zero *z);
+bool iso__zero_divides_values(const iso__zero *z); // accepts NULL
+// In place of publish and collect: the values of this rank's shard are made.
+void iso__zero_updated(iso__zero *z, int bucket);
+
+// ---- Values, in stages 1 and 2 ----
 
 // Sends the new values of this rank's shard to the other ranks.
 iso_status iso__zero_publish(iso__zero *z, int bucket);
