@@ -47,9 +47,10 @@ static const iso_setting gradient_setting[] = {
      .meaning = "each bucket travels as one matrix (PyTorch: batched_powerSGD_hook)"},
     {"zero", ISO_SETTING_SWITCH, AT(zero), .initial = "no",
      .meaning = "ZeRO stage 1: divide optimizer state and updates among ranks"},
-    {"zero-stage", ISO_SETTING_INTEGER, AT(zero_stage), .low = 0, .high = 2, .initial = "0",
+    {"zero-stage", ISO_SETTING_INTEGER, AT(zero_stage), .low = 0, .high = 3, .initial = "0",
      .instead = "zero",
-     .meaning = "stage of ZeRO, instead of --zero; 2 divides gradients, too; 0: no ZeRO"},
+     .meaning = "stage of ZeRO, instead of --zero; 2 divides gradients, too, 3 also parameters; "
+                "0: no ZeRO"},
 };
 static iso_sync blocking = ISO_SYNC_BLOCKING, lazy = ISO_SYNC_LAZY, all_at_once = ISO_SYNC_EXPLICIT;
 #define OF_GRADIENTS(sync)                                                                         \

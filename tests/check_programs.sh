@@ -503,6 +503,9 @@ run_anew 2 "$train" --model mlp --steps 20 --sync lazy --zero-stage 2 --stats --
     grep -q '^at most [0-9.]* MB of gradients were in memory at once on rank 0$' stdout &&
     grep -q '"event":"gradient_memory","peak_bytes":[1-9]' "$out/log"
 result $? "--zero-stage 2 gives the parameters of lazy, and --stats tells what gradients took"
+run_anew 2 "$train" --model mlp --steps 20 --sync lazy --zero-stage 3 --quiet --log "$out/log"
+[ "$status" = 0 ] && [ "$(field param_hash "$out/log")" = "$lazy" ]
+result $? "--zero-stage 3 gives the parameters of lazy"
 
 run_anew 2 "$train" --model mlp --steps 20 --sync lazy --wire bf16 --quiet --log "$out/log"
 rounded=$(field param_hash "$out/log")

@@ -17,7 +17,7 @@ build=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-for zero in 0 1 2; do
+for zero in 0 1 2 3; do
     if ! "${MPICC:-mpicc}" -std=c11 -O1 -D_POSIX_C_SOURCE=200809L -DZERO=$zero -I"$root/include" -I"$build/include" \
         "$root/tests/same_bits/random_modules.c" -o "$work/zero$zero" -L"$build/.libs" -lisotherm \
         -Wl,-rpath,"$build/.libs" -lm; then
@@ -38,7 +38,7 @@ seeds=${SEEDS:-24}
 for seed in $(seq "$seeds"); do
     tests=$((tests + 1))
     ranks=$((seed % 3 + 2))
-    stage=$((seed / 8 % 2 + 1))
+    stage=$((seed / 8 % 3 + 1))
     case $((seed % 4)) in
     0) ways="ISO_NODE_COLLECTIVE=shm" ;;
     1) ways="ISO_NODE_COLLECTIVE=mpi" ;;

@@ -107,6 +107,8 @@ static const source sources[] = {
     {"zero-stage", "2",
      "Each rank updates a share of the parameters, and keeps their gradients only.",
      "ZeRO stage 2: Rajbhandari et al., SC 2020 (arXiv 1910.02054)"},
+    {"zero-stage", "3", "Each rank updates and keeps a share of the parameters.",
+     "ZeRO stage 3: Rajbhandari et al., SC 2020 (arXiv 1910.02054)"},
     {"optimizer", "sgd", "Stochastic gradient descent with momentum." PYTORCH_FORMULA,
      "Sutskever et al., ICML 2013"},
     {"optimizer", "adam", "Adam." PYTORCH_FORMULA, "Kingma and Ba, ICLR 2015"},

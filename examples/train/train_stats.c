@@ -72,7 +72,7 @@ void train_stats_watch(train_run *run) {
     if (run->options->stats) iso_reducer_watch_gradients(iso_data_parallel_reducer(run->model));
 }
 
-// With ZeRO stage 2.
+// With ZeRO stages 2 and 3.
 static void tell_peak(const train_run *run, FILE *to, const iso_reducer_stats *all) {
     iso_json_begin(run->log, "gradient_memory");
     iso_json_int(run->log, "peak_bytes", (int64_t)all->gradient_peak);
