@@ -21,8 +21,8 @@
 #endif
 
 TestSuite(np1_zero_hooks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np2_zero_hooks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np3_zero_hooks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_zero_hooks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np3_zero_hooks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np4_zero_hooks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 300);
 
 enum { STEPS = 5, HOOKS = 8 };

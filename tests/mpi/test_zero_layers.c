@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-TestSuite(np2_zero_layers, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
-TestSuite(np3_zero_layers, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np2_zero_layers, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 300);
+TestSuite(np3_zero_layers, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 300);
 
 // ---- A module that runs its children as a program says ----------------------------------------------
 
