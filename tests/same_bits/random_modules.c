@@ -153,7 +153,7 @@ static void restrict_plan(void) {
     p.exchange = EVERY_STEP;
     p.dtype = ISO_F32;
     p.clips = p.two_optimizers = false;
-    if (ZERO == 3 && p.joins) p.looks = false; // one rank alone cannot, see parallel.h
+    if (p.joins) p.looks = false; // with stage 3 one rank alone cannot, see parallel.h
     if (!by_rows) p.dp.piece_mb = 0;
     if (p.optimizer == ISO_LAMB) p.optimizer = ISO_ADAMW;
 }
