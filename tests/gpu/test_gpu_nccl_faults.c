@@ -279,6 +279,28 @@ Test(np4_gpu_nccl_faults, one_rank_whose_shards_do_not_reach_the_host_is_told_of
     copies_are_held(false);
 }
 
+// Without NCCL, gradients are copied to the host first. ISO_STEP_TIMEOUT tells by a mark that a
+// rank waits for this copy, which ISO_TIMEOUT limits.
+Test(np2_gpu_nccl_faults, a_wait_for_a_copy_leaves_a_mark) {
+    nccl_skip();
+    if (!emulated_hold_copies_out) test_mpi_skip("only the emulated GPU can hold copies");
+    setenv("ISO_NODE_COLLECTIVE", "mpi", 1);
+    iso_comm *before = hurry(patience());
+    nccl_world w;
+    iso_assert_ok(nccl_create(&w, &nccl_by_gpu));
+    atomic_exchange(&iso__alive_at, NULL);
+    iso_status status = step_with_held_copies(&w, true);
+    const char *mark = atomic_load(&iso__alive_at);
+    iso_assert_all(status == ISO_ERR_TIMEOUT);
+    iso_assert_all(strstr(iso_last_error()->message, "from device cuda"));
+    iso_assert_all(mark && strcmp(mark, "a wait for a copy from the device") == 0);
+    emulated_hold_copies_out(0);
+    iso_log_set_stream(NULL);
+    nccl_destroy(&w);
+    iso_log_set_stream(stderr);
+    no_hurry(before);
+}
+
 Test(np2_gpu_nccl_faults, nothing_is_left) {
     nccl_skip();
     if (!emulated_live_comms) test_mpi_skip("only the emulated GPU counts");
