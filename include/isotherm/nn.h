@@ -50,8 +50,8 @@ typedef struct iso_parameter {
     iso_status (*gather)(void *user, struct iso_parameter *parameter);
 } iso_parameter;
 
-// Completes a pending update and returns the value, all of it. Local, but collective if data_parallel
-// wraps the module. The tensor is borrowed from the parameter.
+// Completes a pending update and returns the value, all of it. Local, but collective if
+// data_parallel wraps the module. The tensor is borrowed from the parameter.
 iso_status iso_parameter_value(iso_parameter *parameter, iso_tensor **out);
 // Likewise for the gradient. If grad_valid is false, fills the gradient with zeros first.
 iso_status iso_parameter_grad(iso_parameter *parameter, iso_tensor **out);

@@ -105,20 +105,20 @@ typedef struct iso_data_parallel_config {
     void *reduce_user;
     iso_buffer_config buffers;
     // The stage of ZeRO. 1 (true) divides updates and optimizer state among the ranks, 2 also
-    // gradients, see iso_reducer_config.zero; 3 also parameters. Takes one optimizer. The norms of LAMB are added over
-    // the ranks, so its results differ from those without ZeRO by rounding. A rank then has
-    // averaged gradients of its own shards only. iso_clip_grad_norm, iso_grad_norm,
+    // gradients, see iso_reducer_config.zero; 3 also parameters. Takes one optimizer. The norms of
+    // LAMB are added over the ranks, so its results differ from those without ZeRO by rounding. A
+    // rank then has averaged gradients of its own shards only. iso_clip_grad_norm, iso_grad_norm,
     // iso_optimizer_state_dict and iso_optimizer_load_state_dict become collective, and cover all
     // shards. A step discards all gradients. Use no_sync for several backwards in a step. After a
     // step, reading parameter values on any rank waits until the other ranks reach their next
     // forward.
     //
-    // With stage 3 each rank keeps only its shards of the values, in memory of the wrapper. Before a
-    // layer's forward or backward the ranks gather the values of its bucket, and meanwhile those of
-    // the next one. When all layers of the bucket have run, the memory of the other shards goes back
-    // to the system. In a forward, a layer that ran several times in an earlier one, as after tying
-    // modules or in a loop, keeps its bucket until the end; the first forward keeps all. Results
-    // have the bits of stage 1. Gradients are as in stage 2.
+    // With stage 3 each rank keeps only its shards of the values, in memory of the wrapper. Before
+    // a layer's forward or backward the ranks gather the values of its bucket, and meanwhile those
+    // of the next one. When all layers of the bucket have run, the memory of the other shards goes
+    // back to the system. In a forward, a layer that ran several times in an earlier one, as after
+    // tying modules or in a loop, keeps its bucket until the end; the first forward keeps all.
+    // Results have the bits of stage 1. Gradients are as in stage 2.
     //
     // - Every forward and backward is collective, also inside no_sync: all ranks make the same ones
     //   in the same order. They may use different layers (find_unused_parameters).
@@ -128,7 +128,8 @@ typedef struct iso_data_parallel_config {
     //   other ranks read values, enter evaluation mode, or reach their next forward. Inside a
     //   forward or backward all ranks must make it; values then stay until its end. In a loop of
     //   iso_join_next, too, all ranks must make it, or none.
-    // - In evaluation mode all values are there, so ranks may evaluate different numbers of batches.
+    // - In evaluation mode all values are there, so ranks may evaluate different numbers of
+    // batches.
     // - If a layer fails on some ranks, all ranks can go on with another forward. After a time-out,
     //   repeat the forward; that works unless it has dropped values already. A backward that times
     //   out cannot be repeated.

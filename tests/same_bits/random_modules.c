@@ -2,8 +2,8 @@
 // Trains a random network under DataParallel: SEED decides everything. Prints hashes of the result.
 //
 // usage: random_modules SEED [DEVICE]; what it chose goes to standard error (rank 0)
-// Compiled with -DZERO=0, 1, 2 or 3 it trains without ZeRO, or with that stage of it, and leaves out
-// what ZeRO cannot do, or does with other bits.
+// Compiled with -DZERO=0, 1, 2 or 3 it trains without ZeRO, or with that stage of it, and leaves
+// out what ZeRO cannot do, or does with other bits.
 #include "random_case.h"
 
 enum { ROWS = 8, CLASSES = 5, CHANNELS = 2, SIZE = 8, STEPS = 10 };
