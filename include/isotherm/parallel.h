@@ -128,8 +128,7 @@ typedef struct iso_data_parallel_config {
     //   other ranks read values, enter evaluation mode, or reach their next forward. Inside a
     //   forward or backward all ranks must make it; values then stay until its end. In a loop of
     //   iso_join_next, too, all ranks must make it, or none.
-    // - In evaluation mode all values are there, so ranks may evaluate different numbers of
-    // batches.
+    // - In evaluation mode all values are there: ranks may evaluate different numbers of batches.
     // - If a layer fails on some ranks, all ranks can go on with another forward. After a time-out,
     //   repeat the forward; that works unless it has dropped values already. A backward that times
     //   out cannot be repeated.
