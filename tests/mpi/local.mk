@@ -301,6 +301,7 @@ CLEANFILES += tests/mpi/mpich_yield.so
 # Ranks that share cores let others run while they wait in MPI.
 MPICH_YIELD = tests/mpi/mpich_yield.so
 $(MPICH_YIELD): $(srcdir)/tests/mpi/mpich_yield.c
+	$(MKDIR_P) tests/mpi
 	$(CC) -O2 -shared -fPIC -o $@ $(srcdir)/tests/mpi/mpich_yield.c
 MPICH_TESTS = for t in $(MPI_TESTS); do \
     case "$$t $(MPICH_WITHOUT) " in tests/gpu/* | *" $$t "*) ;; *) echo $$t ;; esac; done
