@@ -75,9 +75,10 @@ static size_t bytes_of(bool f64, size_t count) {
     return count * (f64 ? sizeof(double) : sizeof(float));
 }
 
-// Elements of a parameter, of which the array of its type has `at` before it, that are in the
-// shard.
-static size_t cut_span(const iso__shard *shard, const iso__span *span, size_t at, size_t *first) {
+// The number of elements that a parameter and the shard share. `at` is the parameter's offset in
+// the array of its type. *first: the first of them, counted from the beginning of the parameter.
+static size_t cut_span(const iso__server_part *shard, const iso__span *span, size_t at,
+                       size_t *first) {
     size_t from = shard->first[span->f64], to = from + shard->count[span->f64];
     if (from < at) from = at;
     if (to > at + span->count) to = at + span->count;
@@ -86,7 +87,7 @@ static size_t cut_span(const iso__shard *shard, const iso__span *span, size_t at
 }
 
 // The parameters with elements of the shard; at: those of each type before the first one.
-static void find_spans(const iso__periodic *p, const iso__shard *shard, int *first, int *last,
+static void find_spans(const iso__periodic *p, const iso__server_part *shard, int *first, int *last,
                        size_t at[2]) {
     size_t seen[2] = {0}, unused;
     *first = *last = 0;
@@ -107,7 +108,7 @@ static iso_status visit_shard(iso__periodic *p, int rank, void *const message[2]
     int first, last;
     size_t at[2] = {0}, from;
     bool finite = true;
-    iso__shard shard = iso__server_shard(p->worker->server, rank);
+    iso__server_part shard = iso__server_shard(p->worker->server, rank);
     size_t f64 = iso__flat_f64(iso__periodic_flat(p, 0, p->parameter_count));
     find_spans(p, &shard, &first, &last, at);
     ISO_TRY(iso_data_parallel_finish(p->data_parallel));
@@ -217,7 +218,7 @@ iso_status iso__worker_begin(iso__periodic *p) {
     iso__worker *w = p->worker;
     if (!w || w->open) return ISO_OK;
     p->async.apart = true;
-    iso__shard own = iso__server_shard(w->server, iso_comm_rank(p->comm));
+    iso__server_part own = iso__server_shard(w->server, iso_comm_rank(p->comm));
     size_t f64 = iso__flat_f64(iso__periodic_flat(p, 0, p->parameter_count));
     if (p->equal) {
         ISO_TRY(iso__periodic_fetch(p, 0, p->parameter_count, p->sent));

@@ -117,9 +117,9 @@ iso_status iso__grow(void **array, int count, int *room, size_t size);
 iso_status iso__strdup(const char *text, char **out);
 void iso__free(void *pointer); // accepts NULL
 
-// Zeroed memory in whole pages, of which parts can be returned to the system. It disables huge
-// pages, because the system takes back whole pages only. The memory balance counts it as a block. A
-// page takes memory once it is written. Free it with the same number of bytes.
+// Allocates zeroed memory in whole pages. iso__pages_clear returns parts of it to the system. Huge
+// pages are disabled, because the system takes back whole pages only. The memory balance counts it
+// as a block. A page takes memory once it is written. Free it with the same number of bytes.
 iso_status iso__pages_alloc(size_t bytes, void **out);
 void iso__pages_free(void *memory, size_t bytes); // accepts NULL
 // Zeroes bytes of such memory, and returns the pages that hold nothing else to the system.

@@ -124,8 +124,8 @@ void iso__server_destroy(iso__server **pointer) {
 
 static bool is_self(const iso__server *s, int rank) { return rank == iso_comm_rank(s->comm); }
 
-iso__shard iso__server_shard(const iso__server *s, int rank) {
-    iso__shard shard;
+iso__server_part iso__server_shard(const iso__server *s, int rank) {
+    iso__server_part shard;
     for (int k = 0; k < 2; k++) {
         size_t all = k ? s->size.f64 : s->size.f32, first = (size_t)rank * s->share[k];
         shard.first[k] = first < all ? first : all;
@@ -164,7 +164,7 @@ static iso_status receive_message(iso__server *s, int from, char *to, int tag, c
 }
 
 static void add_changes(iso__server *s, char *changes) {
-    iso__shard own = iso__server_shard(s, iso_comm_rank(s->comm));
+    iso__server_part own = iso__server_shard(s, iso_comm_rank(s->comm));
     const float *d = (const void *)elements_in(s, changes, false);
     const double *e = (const void *)elements_in(s, changes, true);
     float *x = iso__server_copy(s, false);

@@ -41,10 +41,11 @@
 
 typedef struct iso__server iso__server;
 
-// The elements of a shard, of f32 ([0]) and of f64 ([1]), in an array of one type.
-typedef struct iso__shard {
+// The elements of the array that a rank serves, of f32 ([0]) and of f64 ([1]), in an array of one
+// type.
+typedef struct iso__server_part {
     size_t first[2], count[2];
-} iso__shard;
+} iso__server_part;
 
 // What a call does if what it needs has not arrived: it returns ISO_PENDING, waits and serves
 // nothing else, or waits and serves the pushes of other ranks meanwhile.
@@ -65,7 +66,7 @@ void iso__server_destroy(iso__server **server);
 // Local, of shard `rank`. The copy, which only the rank that serves it has; the values of the next
 // push, which may be written while no push to this rank is under way; the answer, valid from a pull
 // until the next push.
-iso__shard iso__server_shard(const iso__server *server, int rank);
+iso__server_part iso__server_shard(const iso__server *server, int rank);
 void *iso__server_copy(const iso__server *server, bool f64);
 void *iso__server_changes(const iso__server *server, int rank, bool f64);
 const void *iso__server_answer(const iso__server *server, int rank, bool f64);

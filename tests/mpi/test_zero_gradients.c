@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // ZeRO stage 2: what a rank holds of gradients, as the system says, and the same results however
 // they are exchanged. test_zero.c and others, compiled for stage 2, have the rest.
+#include "common/process_memory.h"
 #include "common/mpi_fixture.h"
 
 #include "base/base.h"
@@ -112,18 +113,6 @@ static size_t resident_bytes(const arrays *x) {
     cr_assert(mincore(from, pages * page, there) == 0);
     for (size_t k = 0; k < pages; k++) count += there[k] & 1;
     return count * page;
-}
-
-// The memory of the process, in bytes.
-static size_t process_bytes(void) {
-    char line[256];
-    size_t kb = 0;
-    FILE *file = fopen("/proc/self/smaps_rollup", "r");
-    if (!file) return 0;
-    while (fgets(line, sizeof(line), file))
-        if (sscanf(line, "Rss: %zu", &kb) == 1) break;
-    fclose(file);
-    return kb * 1024;
 }
 
 // Shards and buckets share their first and last page with others.

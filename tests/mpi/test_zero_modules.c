@@ -3,6 +3,7 @@
 // refuses.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
+#include "common/zero_fixture.h"
 
 #include "base/base.h"
 
@@ -22,49 +23,12 @@ TestSuite(np4_zero_modules, .init = test_mpi_setup, .fini = test_mpi_teardown, .
 
 // ---- Modules ----------------------------------------------------------------------------------------
 
-static int stage_now;
-static void set_stage(iso_data_parallel_config *dp) { dp->zero = stage_now; }
-
-static uint64_t module_hash(trainer_config config, int stage) {
-    uint64_t hash = 0;
-    trainer t;
-    stage_now = stage;
-    config.adjust = set_stage;
-    iso_assert_ok(trainer_create(&t, test_comm, &config));
-    for (int step = 0; step < 3; step++) {
-        iso_optimizer_zero_grad(t.optimizer);
-        iso_assert_ok(trainer_backward(&t, step));
-        if (config.sync == ISO_SYNC_EXPLICIT)
-            iso_assert_ok(iso_data_parallel_all_reduce_gradients(t.model));
-        iso_assert_ok(iso_optimizer_step(t.optimizer));
-    }
-    iso_assert_ok(trainer_hash(&t, &hash));
-    trainer_destroy(&t);
-    return hash;
-}
-
-static void equals_stage_1(int from, int by) {
-    const iso_sync syncs[] = {ISO_SYNC_LAZY, ISO_SYNC_BLOCKING, ISO_SYNC_EXPLICIT};
-    const iso_optimizer_kind kinds[] = {ISO_SGD, ISO_ADAMW, ISO_LAMB};
-    setenv("ISO_NODE_COLLECTIVE", "shm", 1); // whose sums are in the order of the ranks
-    for (int i = from; i < 9; i += by) {
-        trainer_config config = trainer_default();
-        config.sync = syncs[i % 3];
-        config.optimizer = kinds[i / 3];
-        if (i / 3 > 0) config.hyper = iso_hyper_default(kinds[i / 3]);
-        uint64_t one = module_hash(config, 1), two = module_hash(config, 2);
-        iso_assert_all(one == two);
-        // LAMB adds norms over the ranks.
-        iso_assert_all(kinds[i / 3] == ISO_LAMB || two == module_hash(config, 0));
-    }
-}
-
-Test(np2_zero_modules, equals_stage_1_and_a_run_without) { equals_stage_1(0, 1); }
-Test(np3_zero_modules, equals_stage_1_and_a_run_without) { equals_stage_1(0, 1); }
-Test(np4_zero_modules, equals_stage_1_and_a_run_without) { equals_stage_1(0, 4); }
+Test(np2_zero_modules, equals_stage_1_and_a_run_without) { zero_equals_stage_1(2, 0, 1); }
+Test(np3_zero_modules, equals_stage_1_and_a_run_without) { zero_equals_stage_1(2, 0, 1); }
+Test(np4_zero_modules, equals_stage_1_and_a_run_without) { zero_equals_stage_1(2, 0, 4); }
 
 Test(np1_zero_modules, alone_a_rank_keeps_everything) {
-    cr_assert_eq(module_hash(trainer_default(), 2), module_hash(trainer_default(), 0));
+    cr_assert_eq(zero_hash_of(trainer_default(), 2), zero_hash_of(trainer_default(), 0));
 }
 
 // ---- Late ranks -------------------------------------------------------------------------------------
@@ -96,9 +60,8 @@ static uint64_t deep_hash(iso_comm *comm, bool late, bool *timed_out) {
     uint64_t hash = 0;
     trainer t;
     config.build = build_deep_mlp;
-    config.adjust = set_stage;
     config.hyper.lr = 1e-3;
-    stage_now = 2;
+    zero_set_stage(&config, 2);
     iso_assert_ok(trainer_create(&t, comm, &config));
     for (int step = 0; status == ISO_OK && step < 3; step++) { // no verdict meanwhile: ranks meet
         iso_tensor *out, *grad;
@@ -137,9 +100,8 @@ Test(np2_zero_modules, a_join_does_not_wait_for_a_failed_rank) {
     iso_join *join;
     trainer t;
     config.build = build_deep_mlp;
-    config.adjust = set_stage;
     config.hyper.lr = 1e-3;
-    stage_now = 2;
+    zero_set_stage(&config, 2);
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     iso_assert_ok(iso_join_begin(t.model, &how, &join));
     for (int step = 0; step < 2; step++) {
@@ -164,8 +126,7 @@ Test(np2_zero_modules, other_stages_are_refused) {
     for (int stage = -1; stage <= 4; stage += 5) {
         trainer_config config = trainer_default();
         trainer t = {0};
-        stage_now = stage;
-        config.adjust = set_stage;
+        zero_set_stage(&config, stage);
         iso_assert_all(trainer_create(&t, test_comm, &config) == ISO_ERR_ARG);
         cr_assert(strstr(iso_last_error()->message, "stage"), "%s", iso_last_error()->message);
         trainer_destroy(&t);
@@ -175,8 +136,7 @@ Test(np2_zero_modules, other_stages_are_refused) {
 Test(np2_zero_modules, ranks_must_have_one_stage) {
     trainer_config config = trainer_default();
     trainer t = {0};
-    stage_now = test_rank + 1;
-    config.adjust = set_stage;
+    zero_set_stage(&config, test_rank + 1);
     iso_assert_all(trainer_create(&t, test_comm, &config) == ISO_ERR_MISMATCH);
     trainer_destroy(&t);
 }

@@ -3,6 +3,8 @@
 // who may read them. test_zero.c and others, compiled for stage 3, have the rest.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
+#include "common/process_memory.h"
+#include "common/zero_fixture.h"
 
 #include "base/base.h"
 #include "parallel/reducer/reducer_calls.h"
@@ -23,62 +25,14 @@ TestSuite(np2_zero_values, .init = test_mpi_setup, .fini = test_mpi_teardown, .t
 TestSuite(np3_zero_values, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np4_zero_values, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 
-static int stage_now;
-static void set_stage(iso_data_parallel_config *dp) { dp->zero = stage_now; }
-
-static void create_trainer(trainer *t, trainer_config config, int stage) {
-    stage_now = stage;
-    config.adjust = set_stage;
-    iso_assert_ok(trainer_create(t, test_comm, &config));
-}
-
-static uint64_t hash_now(trainer *t) {
-    uint64_t hash = 0;
-    iso_assert_ok(trainer_hash(t, &hash));
-    return hash;
-}
-
-static iso_status make_step(trainer *t, int step) {
-    iso_optimizer_zero_grad(t->optimizer);
-    ISO_TRY(trainer_backward(t, step));
-    bool explicit = iso_data_parallel_all_reduce_gradients(t->model) == ISO_OK;
-    (void)explicit; // ISO_ERR_STATE in the other modes
-    return iso_optimizer_step(t->optimizer);
-}
-
 // ---- The same bits ----------------------------------------------------------------------------------
 
-static uint64_t hash_of(trainer_config config, int stage) {
-    trainer t;
-    create_trainer(&t, config, stage);
-    for (int step = 0; step < 4; step++) iso_assert_ok(make_step(&t, step));
-    uint64_t hash = hash_now(&t);
-    trainer_destroy(&t);
-    return hash;
-}
-
-static void equals_stage_1(int from, int by) {
-    const iso_sync syncs[] = {ISO_SYNC_LAZY, ISO_SYNC_BLOCKING, ISO_SYNC_EXPLICIT};
-    const iso_optimizer_kind kinds[] = {ISO_SGD, ISO_ADAMW, ISO_LAMB};
-    setenv("ISO_NODE_COLLECTIVE", "shm", 1); // whose sums are in the order of the ranks
-    for (int i = from; i < 9; i += by) {
-        trainer_config config = trainer_default();
-        config.sync = syncs[i % 3];
-        config.optimizer = kinds[i / 3];
-        if (i / 3 > 0) config.hyper = iso_hyper_default(kinds[i / 3]);
-        uint64_t one = hash_of(config, 1), three = hash_of(config, 3);
-        iso_assert_all(one == three);
-        // LAMB adds norms over the ranks.
-        iso_assert_all(kinds[i / 3] == ISO_LAMB || three == hash_of(config, 0));
-    }
-}
-
-Test(np2_zero_values, equals_stage_1_and_a_run_without) { equals_stage_1(0, 1); }
-Test(np3_zero_values, equals_stage_1_and_a_run_without) { equals_stage_1(0, 1); }
-Test(np4_zero_values, equals_stage_1_and_a_run_without) { equals_stage_1(0, 4); }
+Test(np2_zero_values, equals_stage_1_and_a_run_without) { zero_equals_stage_1(3, 0, 1); }
+Test(np3_zero_values, equals_stage_1_and_a_run_without) { zero_equals_stage_1(3, 0, 1); }
+Test(np4_zero_values, equals_stage_1_and_a_run_without) { zero_equals_stage_1(3, 0, 4); }
 
 Test(np1_zero_values, alone_a_rank_keeps_everything) {
-    iso_assert_all(hash_of(trainer_default(), 3) == hash_of(trainer_default(), 0));
+    iso_assert_all(zero_hash_of(trainer_default(), 3) == zero_hash_of(trainer_default(), 0));
 }
 
 // ---- What the system says ---------------------------------------------------------------------------
@@ -155,21 +109,21 @@ static void holds_shards(iso_sync sync) {
     trainer_config config = deep_config();
     trainer t;
     config.sync = sync;
-    create_trainer(&t, config, 3);
+    zero_create_trainer(&t, config, 3);
     iso_assert_all(resident(&t) <= bound(&t, 0));
-    iso_assert_ok(make_step(&t, 0));
+    iso_assert_ok(zero_make_step(&t, 0));
     iso_assert_all(resident(&t) <= bound(&t, 0));
     watched = &t;
     for (int step = 1; step < 4; step++) {
         peak = 0;
-        iso_assert_ok(make_step(&t, step));
+        iso_assert_ok(zero_make_step(&t, step));
         iso_assert_all(peak > bytes_of_values(&t) / (size_t)test_size && peak <= bound(&t, 2));
         iso_assert_all(resident(&t) <= bound(&t, 0));
     }
     watched = NULL;
-    hash_now(&t); // reads all
+    zero_hash_now(&t); // reads all
     iso_assert_all(resident(&t) >= bytes_of_values(&t));
-    iso_assert_ok(make_step(&t, 4));
+    iso_assert_ok(zero_make_step(&t, 4));
     iso_assert_all(resident(&t) <= bound(&t, 0));
     trainer_destroy(&t);
 }
@@ -178,28 +132,16 @@ Test(np2_zero_values, lazy_holds_shards) { holds_shards(ISO_SYNC_LAZY); }
 Test(np4_zero_values, lazy_holds_shards) { holds_shards(ISO_SYNC_LAZY); }
 Test(np3_zero_values, blocking_holds_shards) { holds_shards(ISO_SYNC_BLOCKING); }
 
-// The memory of the process, in bytes.
-static size_t process_bytes(void) {
-    char line[256];
-    size_t kb = 0;
-    FILE *file = fopen("/proc/self/smaps_rollup", "r");
-    if (!file) return 0;
-    while (fgets(line, sizeof(line), file))
-        if (sscanf(line, "Rss: %zu", &kb) == 1) break;
-    fclose(file);
-    return kb * 1024;
-}
-
 // The process grows by the shards of the other ranks when all values are read, and shrinks again.
 Test(np2_zero_values, the_process_holds_shards) {
     trainer t;
-    create_trainer(&t, deep_config(), 3);
-    for (int step = 0; step < 3; step++) iso_assert_ok(make_step(&t, step));
+    zero_create_trainer(&t, deep_config(), 3);
+    for (int step = 0; step < 3; step++) iso_assert_ok(zero_make_step(&t, step));
     iso_assert_ok(iso_data_parallel_finish(t.model)); // gradients go
     size_t others = bytes_of_values(&t) / 2, before = process_bytes();
-    hash_now(&t);
+    zero_hash_now(&t);
     size_t whole = process_bytes();
-    iso_assert_ok(make_step(&t, 3));
+    iso_assert_ok(zero_make_step(&t, 3));
     iso_assert_ok(iso_data_parallel_finish(t.model));
     size_t after = process_bytes();
     iso_assert_all(whole > before + others * 3 / 4 && whole < before + others * 3 / 2);
@@ -249,11 +191,11 @@ static uint64_t hash_with_reads(int stage, iso_sync sync, const reads *how) {
     iso_status status = ISO_OK;
     trainer t;
     config.sync = sync;
-    create_trainer(&t, config, stage);
+    zero_create_trainer(&t, config, stage);
     for (int step = 0; step <= LAST && status == ISO_OK; step++) // no verdict: one may be ahead
         status = read_and_step(&t, step, how);
     iso_assert_ok(status);
-    uint64_t hash = hash_now(&t);
+    uint64_t hash = zero_hash_now(&t);
     trainer_destroy(&t);
     return hash;
 }
@@ -279,11 +221,11 @@ Test(np3_zero_values, values_return_to_the_module) {
     double difference = 1;
     iso_module *inside;
     setenv("ISO_NODE_COLLECTIVE", "shm", 1);
-    create_trainer(&plain, trainer_default(), 0);
-    create_trainer(&t, trainer_default(), 3);
+    zero_create_trainer(&plain, trainer_default(), 0);
+    zero_create_trainer(&t, trainer_default(), 3);
     for (int step = 0; step < 3; step++) {
-        iso_assert_ok(make_step(&plain, step));
-        iso_assert_ok(make_step(&t, step));
+        iso_assert_ok(zero_make_step(&plain, step));
+        iso_assert_ok(zero_make_step(&t, step));
     }
     inside = iso_module_retain(iso_data_parallel_module(t.model));
     iso_optimizer_destroy(&t.optimizer);
@@ -319,7 +261,7 @@ static uint64_t hash_after_failures(int stage, int failing) {
     iso_tensor *out;
     trainer t;
     config.build = build_failing;
-    create_trainer(&t, config, stage);
+    zero_create_trainer(&t, config, stage);
     for (int step = 0; step < 5; step++) {
         bool fails = step % 2 == 1 && (failing < 0 || failing == test_rank);
         if (step % 2 == 1) {
@@ -328,9 +270,9 @@ static uint64_t hash_after_failures(int stage, int failing) {
             fails_now = false;
             iso_assert_all(status == (fails ? ISO_ERR_IO : ISO_OK));
         }
-        iso_assert_ok(make_step(&t, step));
+        iso_assert_ok(zero_make_step(&t, step));
     }
-    uint64_t hash = hash_now(&t);
+    uint64_t hash = zero_hash_now(&t);
     trainer_destroy(&t);
     return hash;
 }
@@ -351,8 +293,7 @@ static uint64_t late_hash(iso_comm *comm, bool late, bool *timed_out) {
     iso_status status = ISO_OK;
     uint64_t hash = 0;
     trainer t;
-    stage_now = 3;
-    config.adjust = set_stage;
+    zero_set_stage(&config, 3);
     iso_assert_ok(trainer_create(&t, comm, &config));
     for (int step = 0; status == ISO_OK && step < 4; step++) { // no verdict meanwhile: ranks meet
         iso_tensor *out, *grad;
@@ -411,8 +352,7 @@ Test(np2_zero_values, parameters_in_arrays_of_a_program_are_refused) {
     trainer_config config = trainer_default();
     trainer t = {0};
     config.build = build_foreign;
-    config.adjust = set_stage;
-    stage_now = 3;
+    zero_set_stage(&config, 3);
     iso_assert_all(trainer_create(&t, test_comm, &config) == ISO_ERR_UNSUPPORTED);
     cr_assert(strstr(iso_last_error()->message, "fc2.bias"), "%s", iso_last_error()->message);
     trainer_destroy(&t);
