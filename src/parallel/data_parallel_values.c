@@ -211,9 +211,9 @@ iso_status iso__data_parallel_end_uses(iso__data_parallel *self, iso_status stat
 }
 
 iso_status iso__data_parallel_end_pass(iso__data_parallel *self, iso_status status) {
-    if (!self->uses.divided || status < 0) return status;
+    if (!self->uses.divided) return status;
     bool forward = iso__reducer_pass(self->reducer) == ISO__FORWARD;
-    status = iso__reducer_end_pass(self->reducer);
+    if (status == ISO_OK) status = iso__reducer_end_pass(self->reducer);
     if (status < 0) iso__reducer_fail_pass(self->reducer, status);
     if (forward && status == ISO_OK) self->uses.learnt = true;
     return status;
@@ -233,10 +233,8 @@ iso_status iso__data_parallel_shadow_pass(iso__data_parallel *self, iso__pass pa
     if (!self->uses.divided) return ISO_OK;
     ISO_TRY(iso__reducer_begin_pass(self->reducer, pass));
     iso_status status = send_all(self->reducer, pass);
-    if (status < 0)
-        iso__reducer_fail_pass(self->reducer, status);
-    else
-        status = iso__reducer_end_pass(self->reducer);
+    if (status == ISO_OK) status = iso__reducer_end_pass(self->reducer);
+    if (status < 0) iso__reducer_fail_pass(self->reducer, status);
     ISO_TRY(status);
     return ISO_OK;
 }

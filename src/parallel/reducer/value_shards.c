@@ -33,6 +33,7 @@ struct iso__value_shards {
     bool held;        // nothing is dropped before the end of the pass
     bool dropped;     // the pass has dropped a bucket
     bool interrupted; // the pass timed out
+    bool failed;      // the pass is over, and only its gathers go on
 };
 
 // ---- Life -------------------------------------------------------------------------------------------
@@ -207,10 +208,13 @@ iso_status iso__value_shards_settle(iso__value_shards *v) {
     ISO_TRY(await_all(v));
     if (v->pass != ISO__NO_PASS) drop_all(v);
     v->pass = ISO__NO_PASS;
+    v->failed = false;
     return ISO_OK;
 }
 
 iso_status iso__value_shards_gather(iso__value_shards *v) {
+    // Other ranks may have ended the pass, and dropped what this one has.
+    if (v->failed) ISO_TRY(iso__value_shards_settle(v));
     v->held = v->pass != ISO__NO_PASS;
     ISO_TRY(send_rest(v, DOWN)); // of a forward, or of a gather that timed out
     ISO_TRY(await_all(v));
@@ -270,6 +274,7 @@ iso_status iso__value_shards_rest(iso__value_shards *v) {
 iso_status iso__value_shards_fail(iso__value_shards *v, bool timed_out) {
     int order = order_of(v);
     v->interrupted = timed_out;
+    v->failed = v->pass != ISO__NO_PASS && (!timed_out || v->pass == ISO__BACKWARD);
     if (!timed_out) return iso__value_shards_rest(v);
     while (v->pass != ISO__NO_PASS && v->next[order] < v->count) {
         int b = bucket_at(v, order, v->next[order]);
