@@ -2,11 +2,12 @@
 // The asynchronous parameter server: what a config needs.
 #include "optim/periodic/sync_plan.h"
 
-#include <math.h>
+#include <float.h>
 
 iso_status iso__daso_server_check(const iso_daso_config *c) {
-    ISO_CHECK(isfinite(c->push_scale) && c->push_scale >= 0, ISO_ERR_ARG,
-              "daso: push_scale is %g, it must be a finite number of at least 0", c->push_scale);
+    ISO_CHECK(c->push_scale >= 0 && c->push_scale <= FLT_MAX, ISO_ERR_ARG,
+              "daso: push_scale is %g, it must be a number of at least 0 that fits into f32",
+              c->push_scale);
     ISO_CHECK(c->server || c->push_scale == 0, ISO_ERR_ARG,
               "daso: push_scale is %g without server: set it, or leave push_scale 0",
               c->push_scale);

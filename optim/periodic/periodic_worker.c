@@ -18,6 +18,7 @@ struct iso__worker {
     int64_t *pushed_at; // [ranks]: the step of the last push, or where this rank began to push
     bool open;          // it takes pushes
     bool meets;         // ranks meet now
+    bool lost;          // where ranks met, a wait failed, so they may be at different places
     iso__events events;
 };
 
@@ -214,9 +215,18 @@ static void count_traffic(iso__periodic *p, const iso_traffic *before) {
     p->stats.bytes_between_nodes += now.bytes_between_nodes - before->bytes_between_nodes;
 }
 
+// The messages of a meeting are matched in their order, so it cannot be made again.
+static iso_status check_lost(const iso__worker *w) {
+    ISO_CHECK(!w->lost, ISO_ERR_STATE,
+              "the ranks of this parameter server did not meet when they were to: end the program, "
+              "and go on from a checkpoint");
+    return ISO_OK;
+}
+
 iso_status iso__worker_begin(iso__periodic *p) {
     iso__worker *w = p->worker;
     if (!w || w->open) return ISO_OK;
+    ISO_TRY(check_lost(w));
     p->async.apart = true;
     iso__server_part own = iso__server_shard(w->server, iso_comm_rank(p->comm));
     size_t f64 = iso__flat_f64(iso__periodic_flat(p, 0, p->parameter_count));
@@ -270,7 +280,9 @@ static iso_status meet_workers(iso__periodic *p) {
     iso__worker *w = p->worker;
     iso_traffic before;
     int64_t began = iso_now();
-    if (!w->open || iso__comm_is_finalized(p->comm)) return ISO_OK;
+    if (iso__comm_is_finalized(p->comm)) return ISO_OK;
+    ISO_TRY(check_lost(w));
+    if (!w->open) return ISO_OK;
     w->open = p->async.apart = false;
     p->last_step_ns = 0; // this wait is not part of a step
     iso__server_traffic(w->server, &before);
@@ -278,7 +290,8 @@ static iso_status meet_workers(iso__periodic *p) {
     w->meets = true;
     iso_status status = meet_ranks(p, mine < 0);
     w->meets = false;
-    ISO_TRY(status); // a rank has not come, or MPI failed
+    w->lost = status < 0; // a rank has not come, or MPI failed
+    ISO_TRY(status);
     count_traffic(p, &before);
     p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
     p->stats.wait_ms += p->last_wait_ms;

@@ -337,6 +337,8 @@ Test(np2_server, what_does_not_go_together_is_refused) {
     c = case_of(0);
     c.daso.push_scale = -1;
     iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "push_scale is -1"));
+    c.daso.push_scale = 1e39; // not an f32
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "push_scale is 1e+39"));
     c.daso.push_scale = 1 + test_rank;
     iso_assert_all(daso_refused(&c, ISO_ERR_MISMATCH, "server is push_scale"));
     c = case_of(0);
@@ -370,4 +372,24 @@ Test(np3_server_late, is_named_where_ranks_meet) {
     bool said = test_rank > 0 || log_said("\"parameter server: all ranks meet\": rank 2 on ", 100);
     iso_assert_all(said);
     daso_close(&t);
+}
+
+// The rank that did not wait long enough is told so again. It neither takes its parameters for
+// those of all ranks, nor trains on. No take-down: messages stay under way.
+TestSuite(np2_server_lost, .init = resume_setup, .timeout = 60);
+
+Test(np2_server_lost, a_meeting_that_failed_is_an_error_from_then_on) {
+    trainer t;
+    daso_case c = case_of(0);
+    setenv("ISO_TIMEOUT", "1", 1);
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    train_on(&t, &c, 0, 7);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (test_rank == 1) usleep(SLOW);
+    iso_assert_all(iso_daso_complete(t.optimizer) == ISO_ERR_TIMEOUT);
+    iso_assert_all(iso_daso_complete(t.optimizer) == ISO_ERR_STATE);
+    iso_assert_all(strstr(iso_last_error()->message, "did not meet"));
+    iso_assert_all(trainer_step(&t, 7, NULL) == ISO_ERR_STATE);
+    daso_close(&t); // without another wait
+    MPI_Finalize();
 }
