@@ -112,6 +112,7 @@ void iso__data_parallel_take_back_values(iso__data_parallel *self) {
     for (int i = 0; i < self->trainable_count; i++) {
         self->trainable[i]->gather = NULL;
         iso_status taken = needed ? take_back_value(self->trainable[i]) : ISO_OK;
+        if (taken < 0) iso__reducer_leave_values(self->reducer); // the parameter stays there
         if (status == ISO_OK) status = taken;
     }
     if (status < 0) iso__log_new_error(&before, "while values return to their parameters");

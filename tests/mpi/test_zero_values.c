@@ -402,3 +402,38 @@ Test(np2_zero_values, memory_that_one_rank_lacks_is_the_error_of_all) {
     }
     iso_device_destroy(&device);
 }
+
+static bool refuses; // memory of the size of a layer
+
+void *aligned_alloc(size_t alignment, size_t bytes) {
+    void *block;
+    if (refuses && bytes > (size_t)WIDE * WIDE * sizeof(float)) return NULL;
+    return posix_memalign(&block, alignment, bytes) == 0 ? block : NULL;
+}
+
+// No take-down, as memory stays: values that rank 1 cannot move.
+TestSuite(np2_zero_values_left, .init = test_mpi_setup, .timeout = 60);
+
+Test(np2_zero_values_left, values_without_new_memory_stay_where_they_are) {
+    trainer plain, t;
+    double difference = 1;
+    iso_module *inside;
+    setenv("ISO_NODE_COLLECTIVE", "shm", 1);
+    zero_create_trainer(&plain, deep_config(), 0);
+    zero_create_trainer(&t, deep_config(), 3);
+    for (int step = 0; step < 2; step++) {
+        iso_assert_ok(zero_make_step(&plain, step));
+        iso_assert_ok(zero_make_step(&t, step));
+    }
+    inside = iso_module_retain(iso_data_parallel_module(t.model));
+    iso_optimizer_destroy(&t.optimizer);
+    refuses = test_rank == 1;
+    iso_module_destroy(&t.model);
+    refuses = false;
+    t.model = inside;
+    iso_assert_ok(trainer_difference(&plain, &t, &difference));
+    iso_assert_all(difference == 0);
+    trainer_destroy(&t);
+    trainer_destroy(&plain);
+    MPI_Finalize();
+}

@@ -146,6 +146,8 @@ bool iso__reducer_divides_values(const iso_reducer *r);
 // Local, once for each parameter, before the first pass. Copies this rank's elements of the value;
 // returns the place of the value from now on.
 void *iso__reducer_take_value(iso_reducer *r, int i, const void *value);
+// Local. The memory of the values outlives the reducer, and is never freed.
+void iso__reducer_leave_values(iso_reducer *r);
 int iso__reducer_bucket_count(const iso_reducer *r);
 int iso__reducer_bucket_of_piece(const iso_reducer *r, int i, int k);
 

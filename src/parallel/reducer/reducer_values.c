@@ -23,6 +23,8 @@ void *iso__reducer_take_value(iso_reducer *r, int i, const void *value) {
     return place;
 }
 
+void iso__reducer_leave_values(iso_reducer *r) { iso__value_shards_leave(r->values); }
+
 int iso__reducer_bucket_count(const iso_reducer *r) { return r->layout.bucket_count; }
 
 int iso__reducer_bucket_of_piece(const iso_reducer *r, int i, int k) {

@@ -23,6 +23,7 @@ struct iso__value_shards {
     iso__value_shards_config with;
     char *arena;
     size_t bytes;
+    bool left;            // the arena outlives this
     bucket_state *bucket; // [buckets]
     int *list;            // [count]: those that are exchanged, ascending
     int count;
@@ -105,12 +106,14 @@ bool iso__value_shards_destroy(iso__value_shards **pointer) {
     for (int order = 0; order < ORDERS; order++)
         if (!iso__channel_destroy(&v->channel[order])) over = false;
     if (!over) return false;
-    iso__pages_free(v->arena, v->bytes);
+    if (!v->left) iso__pages_free(v->arena, v->bytes);
     iso__free(v->bucket);
     iso__free(v->list);
     iso__free(v);
     return true;
 }
+
+void iso__value_shards_leave(iso__value_shards *v) { v->left = true; }
 
 // ---- What it is -------------------------------------------------------------------------------------
 

@@ -39,6 +39,9 @@ iso_status iso__value_shards_create(const iso__value_shards_config *config,
 // that it uses.
 bool iso__value_shards_destroy(iso__value_shards **shards);
 
+// Values outlive the shards: destruction does not free their memory.
+void iso__value_shards_leave(iso__value_shards *v);
+
 // Where the value of a slot lies.
 void *iso__value_shards_at(const iso__value_shards *v, int slot);
 // The size of the pages that are in memory, as the system says.
