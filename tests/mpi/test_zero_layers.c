@@ -135,6 +135,11 @@ static const programs repeating = {{"abcabcde", "abcabcde", "aabbccdde", "abcdea
 static const programs repeating_later = {{"abcde", "abcde", "abcdeab", "eabcde"}, {NULL}};
 static const programs partly_unused = {{"abcde", "abc", "cde", "a"}, {NULL}};
 static const programs on_some_ranks = {{"abcde", "ab", "eb", "abcd"}, {"abcde", "cd", "ac", "e"}};
+// Once a forward has repeated a layer, each rank may repeat it as often as it wants.
+static const programs in_loops = {{"abcab", "abc", "abcabab", "abcab"},
+                                  {"abcab", "abcab", "abc", "abcababab"}};
+static const programs in_own_orders = {{"abcde", "abcde", "abcde", "abcde"},
+                                       {"abcde", "edcba", "dbcea", "edcba"}};
 
 static void in_all_orders(void) {
     equals_a_run_without(&in_order, false);
@@ -155,6 +160,11 @@ Test(np2_zero_layers, ranks_may_use_different_layers) {
 }
 Test(np3_zero_layers, ranks_may_use_different_layers) {
     equals_a_run_without(&on_some_ranks, true);
+}
+
+Test(np2_zero_layers, ranks_may_loop_differently) { equals_a_run_without(&in_loops, true); }
+Test(np3_zero_layers, ranks_may_use_different_orders) {
+    equals_a_run_without(&in_own_orders, true);
 }
 
 Test(np2_zero_layers, layers_may_be_tied) {

@@ -8,9 +8,10 @@
 // only this rank's shard is here, COMING while the others are under way, and HERE. One bucket
 // beyond the one that is needed is COMING, too. Buckets that no rank uses come at the end of the
 // pass, and are dropped at once. All values can also be gathered ahead of the next forward, which
-// then gathers nothing; so a rank that reads values waits for the other ranks' next forward at
-// most. If a pass needs a bucket again that it has dropped, all values are gathered once more, and
-// stay until the end of the pass.
+// then gathers nothing; so a rank that reads values after a step waits for the other ranks' next
+// forward at most. (Before the step it must not read alone: that forward uses later values.) If a
+// pass needs a bucket again that it has dropped, all values are gathered once more, and stay until
+// the end of the pass. All ranks must do so in the same pass.
 //
 // Why no rank waits for ever: each order has a channel, whose plan is the order. A rank makes ready
 // all buckets up to the one that it waits for, and all of them before a pass ends, even if it
