@@ -122,10 +122,12 @@ typedef struct sight {
     bool planned, last; // last: the last bucket started after all others, under the plan
 } sight;
 
+enum { BUCKETS = 64 }; // more than there are, also of pieces
+
 // Adds the times at which buckets have started so far, or subtracts them.
 static void add_starts(iso_reducer *r, double sign, double *start_ms) {
     iso_bucket_stats stats;
-    for (int b = 0; iso_reducer_get_bucket_stats(r, b, &stats) == ISO_OK; b++)
+    for (int b = 0; b < BUCKETS && iso_reducer_get_bucket_stats(r, b, &stats) == ISO_OK; b++)
         start_ms[b] += sign * stats.start_ms * (double)stats.exchanges;
 }
 
@@ -137,7 +139,7 @@ static bool is_last(const double *start_ms, int buckets) {
 
 static sight run(const iso_reducer_config *config, int delayed, bool forth) {
     sight s = {.hash = ISO_HASH_START};
-    double start_ms[PARAMS] = {0};
+    double start_ms[BUCKETS] = {0};
     iso_reducer *r;
     iso_reducer_stats stats;
     iso_assert_ok(create(config, delayed, &r));
