@@ -42,7 +42,8 @@ done
 (cd good && sha256sum ./*.gz | sed 's:\./::') >sums
 cp -r good cut
 cp -r good damaged
-printf X | dd of=damaged/t10k-images-idx3-ubyte.gz bs=1 seek=100 conv=notrunc 2>/dev/null
+# Eight bytes, since one random byte in 256 is what would be written.
+printf damaged! | dd of=damaged/t10k-images-idx3-ubyte.gz bs=1 seek=100 conv=notrunc 2>/dev/null
 cp -r good truncated
 head -c 500 good/train-images-idx3-ubyte.gz >truncated/train-images-idx3-ubyte.gz
 cp -r good lacking
