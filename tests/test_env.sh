@@ -11,6 +11,8 @@ fi
 export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism:-none}"
 # Ranks share the cores; threads of each that spin would only take time from the others.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# UCX, below MPICH, replaces mmap, which some tests replace by their own.
+export UCX_MEM_MMAP_HOOK_MODE="${UCX_MEM_MMAP_HOOK_MODE:-none}"
 # Data files of the tests.
 export ISO_TEST_FIXTURES="$root/tests/fixtures"
 # The real MNIST files, for the tests that need them and are skipped otherwise.
