@@ -454,7 +454,7 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     iso_status valid = check_config(config, data_parallel);
     if (valid == ISO_OK) engine = engine_config(config);
     if (valid == ISO_OK) iso__daso_settings_write(config, settings, sizeof(settings));
-    ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso), &memory));
+    ISO_TRY_GOTO(iso__periodic_alloc_owner(data_parallel, sizeof(daso), &memory));
     daso *self = memory;
     self->engine.base.ops = &daso_ops.base;
     self->config = *config;

@@ -146,7 +146,7 @@ iso_status iso_daso_heat_create_take(iso_optimizer *wrapped, iso_module *data_pa
                                      const iso_daso_heat_config *config, iso_optimizer **out) {
     iso_status status;
     void *memory = NULL;
-    ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso_heat), &memory));
+    ISO_TRY_GOTO(iso__periodic_alloc_owner(data_parallel, sizeof(daso_heat), &memory));
     daso_heat *self = memory;
     self->engine.base.ops = &daso_heat_ops.base;
     self->config = *config;

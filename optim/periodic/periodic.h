@@ -203,6 +203,9 @@ enum { ISO__EXCHANGE_MS, ISO__STEP_MS, ISO__WAIT_MS, ISO__DIVERGENCE }; // indic
 
 // ---- periodic_create.c ----------------------------------------------------------------------------
 
+// Collective over the communicator of data_parallel; local, if it is another module. Zeroed memory
+// of an owner. ISO_ERR_NOMEM on every rank if any rank has none.
+iso_status iso__periodic_alloc_owner(iso_module *data_parallel, size_t bytes, void **out);
 // Collective. Takes inner, also on failure (p is then empty). ISO_ERR_ARG unless inner is a
 // dp_optimizer tied to data_parallel. owner: the status of this rank's owner so far; an error on
 // any rank is an error on every rank. ISO_ERR_MISMATCH if ranks have different settings (lines of

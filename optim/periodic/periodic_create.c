@@ -130,12 +130,16 @@ static iso_status make_lower(iso__periodic *p, int k) {
 }
 
 // Averages have the routes for themselves, so the engine has a node of its own.
+static iso_status make_node(iso__periodic *p) {
+    ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->layout->node), true, &p->node));
+    return iso__comm_place_subset(p->node, p->layout->world);
+}
+
 static iso_status make_routes(iso__periodic *p) {
     ISO_TRY(iso__routes_create(p->comm, &p->config.topology, p->exchange_count, &p->routes));
     p->layout = iso__routes_layout(p->routes);
     for (int k = 0; k < p->config.lower_count; k++) ISO_TRY(make_lower(p, k));
-    ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->layout->node), true, &p->node));
-    return iso__comm_place_subset(p->node, p->layout->world);
+    return iso_comm_agree(p->comm, make_node(p)); // the nodes have failed or not, each for itself
 }
 
 static iso_status prepare_memory(iso__periodic *p, iso_status owner) {
@@ -162,6 +166,11 @@ static iso_status make_engine(iso__periodic *p, iso_status owner, const char *se
     ISO_TRY(make_averages(p));
     iso__data_parallel_set_train_hook(p->data_parallel, iso__periodic_show, p);
     return ISO_OK;
+}
+
+iso_status iso__periodic_alloc_owner(iso_module *data_parallel, size_t bytes, void **out) {
+    iso_comm *comm = iso_data_parallel_comm(data_parallel);
+    return comm ? iso__comm_alloc_zero(comm, bytes, out) : iso__alloc_zero(bytes, out);
 }
 
 iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module *data_parallel,

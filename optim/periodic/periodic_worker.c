@@ -335,7 +335,7 @@ iso_status iso__worker_open(iso__periodic *p, const iso_daso_config *config) {
     iso__worker *w = p->worker;
     ISO_TRY(iso__events_agree(&w->events, p));
     ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->comm), false, &w->comm));
-    ISO_TRY(iso__comm_place_subset(w->comm, p->layout->world));
+    ISO_TRY(iso_comm_agree(w->comm, iso__comm_place_subset(w->comm, p->layout->world)));
     ISO_TRY(iso__server_create(w->comm, size, note_served, p, &w->server));
     p->async = (iso__async){.meet = meet_workers};
     return ISO_OK;

@@ -90,10 +90,10 @@ iso_status iso__data_parallel_make_reducer(iso__data_parallel *self, const int *
 }
 
 // The reducer gets only trainable parameters, so the whole list is compared here.
-static iso_status match_and_create(iso__data_parallel *self,
-                                   const iso_data_parallel_config *config) {
+static iso_status create_reducer(iso__data_parallel *self, const iso_data_parallel_config *config) {
     iso_reducer_param *params = self->param;
     char *settings = NULL;
+    describe_parameters(&self->list, params, self->text);
     iso_status status =
         iso_comm_agree(self->comm, iso__buffers_describe(&self->buffers, &settings));
     if (status == ISO_OK)
@@ -111,16 +111,7 @@ static iso_status match_and_create(iso__data_parallel *self,
     }
     ISO_CHECK(self->trainable_count > 0, ISO_ERR_ARG,
               "data_parallel was given a module in which nothing requires a gradient");
-    ISO_TRY(choose_settings(self, config));
     return iso__data_parallel_make_reducer(self, NULL, &self->reducer);
-}
-
-static iso_status create_reducer(iso__data_parallel *self, const iso_data_parallel_config *config) {
-    size_t count = (size_t)self->list.count;
-    ISO_TRY(iso__alloc_zero(count * sizeof(*self->param), (void **)&self->param));
-    ISO_TRY(iso__alloc_zero(count * sizeof(*self->text), (void **)&self->text));
-    describe_parameters(&self->list, self->param, self->text);
-    return match_and_create(self, config);
 }
 
 static iso_status broadcast_frozen(iso__data_parallel *self) {
@@ -266,6 +257,19 @@ static iso_status make_links(iso__data_parallel *self, const iso_module *module)
     return ISO_OK;
 }
 
+// What has an entry for each parameter.
+static iso_status make_lists(iso__data_parallel *self) {
+    size_t count = (size_t)self->list.count;
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->param), (void **)&self->param));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->text), (void **)&self->text));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->trainable), (void **)&self->trainable));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->gradient), (void **)&self->gradient));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->old), (void **)&self->old));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->asked), (void **)&self->asked));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->reported), (void **)&self->reported));
+    return iso__alloc_zero(count * sizeof(*self->used), (void **)&self->used);
+}
+
 static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
                                 const iso_data_parallel_config *config) {
     ISO_TRY(check_sizes(config));
@@ -277,21 +281,13 @@ static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
     ISO_TRY(check_trainable(self));
     if (config->zero > 2) ISO_TRY(iso__data_parallel_check_values(self));
     ISO_TRY(iso_module_buffers(module, &self->buffers));
-    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->trainable),
-                            (void **)&self->trainable));
-    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->gradient),
-                            (void **)&self->gradient));
-    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->old), (void **)&self->old));
-    ISO_TRY(
-        iso__alloc_zero((size_t)self->list.count * sizeof(*self->asked), (void **)&self->asked));
-    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->reported),
-                            (void **)&self->reported));
-    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->used), (void **)&self->used));
+    ISO_TRY(make_lists(self));
     ISO_TRY(check_ignored(self, config));
     ISO_TRY(check_delayed(self, config));
     ISO_CHECK(!config->by_weight || !config->reduce, ISO_ERR_ARG,
               "by_weight divides the sums of the library's reduction, and a reduce function leaves "
               "averages: choose one");
+    ISO_TRY(choose_settings(self, config));
     return make_links(self, module);
 }
 

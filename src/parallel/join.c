@@ -178,8 +178,8 @@ static iso_status match_settings(const iso_join *join, iso_comm *comm, const cha
 // Collective once all ranks have a join.
 static iso_status match_joins(const iso_join *join, iso_comm *comm) {
     char *models = NULL;
-    ISO_TRY(iso_comm_agree(comm, describe_models(join, &models)));
-    iso_status status = match_settings(join, comm, models);
+    iso_status status = iso_comm_agree(comm, describe_models(join, &models));
+    if (status == ISO_OK) status = match_settings(join, comm, models);
     iso__free(models);
     ISO_TRY(status);
     return ISO_OK;

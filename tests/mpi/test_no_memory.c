@@ -2,43 +2,15 @@
 // Calls in which one rank runs out of memory, at each of its allocations in turn: every rank gets
 // the error, nobody waits, nothing is lost, and the next call succeeds.
 #include "common/dp_fixture.h"
-#include "common/mpi_fixture.h"
+#include "common/no_memory.h"
 #include "exchange/average.h"
 
 #include <isotherm/topology.h>
 
-#include <criterion/criterion.h>
-#include <stdlib.h>
 #include <string.h>
 
 TestSuite(np2_no_memory, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np3_no_memory, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
-
-static int left = -1; // so many allocations succeed before one fails; -1: all do
-
-// The library's, in place of libc's.
-void *aligned_alloc(size_t alignment, size_t bytes) {
-    void *memory = NULL;
-    if (left >= 0 && left-- == 0) return NULL;
-    return posix_memalign(&memory, alignment, bytes) == 0 ? memory : NULL;
-}
-
-static void try_each(const char *what, iso_status (*call)(void)) {
-    int reached = 1, calls = 0;
-    for (; reached && calls < 400; calls++) {
-        left = test_rank == 1 ? calls : -1;
-        iso_status status = call();
-        reached = left < 0;
-        left = -1;
-        int ends[2] = {status, -status};
-        MPI_Allreduce(MPI_IN_PLACE, ends, 2, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-        MPI_Bcast(&reached, 1, MPI_INT, 1, MPI_COMM_WORLD);
-        cr_assert(ends[0] == -ends[1], "allocation %d of %s: status %d to %d", calls, what, ends[0],
-                  -ends[1]);
-        iso_assert_all(status == ISO_OK || (reached && status == ISO_ERR_NOMEM));
-    }
-    iso_assert_all(!reached && calls > 1);
-}
 
 static iso_status gather_text(void) {
     char *all;
@@ -76,11 +48,11 @@ static iso_status create_average(void) {
 }
 
 static void try_all(void) {
-    try_each("gather_text", gather_text);
-    try_each("survey_cores", survey_cores);
-    try_each("create_topology", create_topology);
+    try_each_allocation("gather_text", gather_text);
+    try_each_allocation("survey_cores", survey_cores);
+    try_each_allocation("create_topology", create_topology);
     iso_assert_ok(iso__routes_create(test_comm, NULL, 1, &routes));
-    try_each("create_average", create_average);
+    try_each_allocation("create_average", create_average);
     iso__routes_destroy(&routes);
 }
 
@@ -102,7 +74,7 @@ Test(np2_no_memory, a_rebuild_that_fails_changes_nothing) {
     iso_assert_ok(trainer_run(test_comm, &config, 5, &straight));
     iso_assert_ok(trainer_create(&trained, test_comm, &config));
     for (int step = 0; step < 2; step++) iso_assert_ok(trainer_step(&trained, step, NULL));
-    try_each("rebuild_buckets", rebuild_buckets);
+    try_each_allocation("rebuild_buckets", rebuild_buckets);
     for (int step = 2; step < 5; step++) iso_assert_ok(trainer_step(&trained, step, NULL));
     iso_assert_ok(trainer_hash(&trained, &hash));
     iso_assert_all(hash == straight);
