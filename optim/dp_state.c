@@ -2,6 +2,7 @@
 // ZeRO stage 1: each rank keeps the optimizer state of the elements that it updates. The ranks
 // gather the whole state to save or load it.
 #include "optim/dp_state.h"
+#include "comm/comm_calls.h"
 #include "parallel/reducer/reducer_calls.h"
 #include "tensor/tensor_impl.h"
 
@@ -135,8 +136,9 @@ static iso_status make_all_whole(iso__base_optimizer *self) {
 // gets smaller with each of them.
 static iso_status agree_on_steps(iso__base_optimizer *self, iso_comm *comm) {
     size_t count = (size_t)self->count;
-    double *number = NULL; // steps, then products
-    ISO_TRY(iso__alloc(2 * count * sizeof(*number), (void **)&number));
+    void *memory;
+    ISO_TRY(iso__comm_alloc_zero(comm, 2 * count * sizeof(double), &memory));
+    double *number = memory; // steps, then products
     const iso__dp_state *shards = self->shards;
     for (size_t i = 0; i < count; i++) {
         bool spread = iso__reducer_is_spread(shards->reducer, shards->place[i]);
@@ -152,6 +154,10 @@ static iso_status agree_on_steps(iso__base_optimizer *self, iso_comm *comm) {
     iso__free(number);
     ISO_TRY(status);
     return ISO_OK;
+}
+
+iso_status iso__dp_state_agree(const iso__base_optimizer *self, iso_status mine) {
+    return self->shards ? iso_comm_agree(iso__reducer_comm(self->shards->reducer), mine) : mine;
 }
 
 iso_status iso__dp_state_gather(iso__base_optimizer *self) {

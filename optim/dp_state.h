@@ -20,6 +20,9 @@ void iso__dp_state_destroy(iso__base_optimizer *self); // does nothing without Z
 iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t first, int64_t count,
                               int64_t *elements, size_t *state_offset);
 
+// Collective with ZeRO, else local. Without ZeRO: mine. With it, an error on any rank is an error
+// on every rank: call it before gathering, which a rank that failed alone would not reach.
+iso_status iso__dp_state_agree(const iso__base_optimizer *self, iso_status mine);
 // Collective. Creates tensors with the whole state, for saving or loading, and makes the steps of
 // parameters equal on all ranks. The tensors exist until the next update.
 iso_status iso__dp_state_gather(iso__base_optimizer *self);

@@ -67,13 +67,13 @@ static iso_status add_number(iso_device *device, const iso__array *array, iso_st
 static iso_status list_state(iso_optimizer *optimizer, iso__base_optimizer **core,
                              iso_state **out) {
     iso_tensor *value;
-    iso_state *state;
+    iso_state *state = NULL;
     *core = iso__optimizer_innermost(optimizer);
     ISO_CHECK(*core, ISO_ERR_UNSUPPORTED, "a %s optimizer has no state_dict", optimizer->ops->name);
     for (int i = 0; i < (*core)->count; i++)
         ISO_TRY(iso_parameter_value((*core)->slot[i].parameter, &value));
-    ISO_TRY(iso_state_create(&state));
-    iso_status status = (*core)->base.ops->state(&(*core)->base, state);
+    iso_status status = iso__dp_state_agree(*core, iso_state_create(&state));
+    if (status == ISO_OK) status = (*core)->base.ops->state(&(*core)->base, state);
     if (status < 0) iso_state_destroy(&state);
     ISO_TRY(status);
     *out = state;

@@ -163,6 +163,8 @@ iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_
         "with parameter groups (iso_optimizer_add_group), or iso_optimizer_state_dict of each",
         optimizers);
     if (parallel) ISO_TRY(iso_data_parallel_finish(module));
+    // So that nothing below waits for other ranks.
+    if (parallel) ISO_TRY(iso__reducer_gather_values(iso_data_parallel_reducer(module)));
     state->owner = ranks_differ(module, optimizer) ? ISO_STATE_OWN : ISO_STATE_SHARED;
     state->averages = has_replicas(optimizer);
     iso_status status = add_module(state, module);

@@ -121,6 +121,8 @@ MPI_TESTS += tests/mpi/no_memory.mpi
 tests_mpi_no_memory_mpi_SOURCES = tests/mpi/test_no_memory.c
 MPI_TESTS += tests/mpi/no_memory_create.mpi
 tests_mpi_no_memory_create_mpi_SOURCES = tests/mpi/test_no_memory_create.c
+MPI_TESTS += tests/mpi/no_memory_calls.mpi
+tests_mpi_no_memory_calls_mpi_SOURCES = tests/mpi/test_no_memory_calls.c
 MPI_TESTS += tests/mpi/periodic_f64.mpi
 tests_mpi_periodic_f64_mpi_SOURCES = tests/mpi/test_periodic_f64.c
 
