@@ -42,7 +42,7 @@ done
 (cd good && sha256sum ./*.gz | sed 's:\./::') >sums
 cp -r good cut
 cp -r good damaged
-# Eight bytes, since one random byte in 256 is what would be written.
+# Eight bytes: a single random byte is that of the damage already in one of 256 runs.
 printf damaged! | dd of=damaged/t10k-images-idx3-ubyte.gz bs=1 seek=100 conv=notrunc 2>/dev/null
 cp -r good truncated
 head -c 500 good/train-images-idx3-ubyte.gz >truncated/train-images-idx3-ubyte.gz

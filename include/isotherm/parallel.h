@@ -123,18 +123,17 @@ typedef struct iso_data_parallel_config {
     // - Every forward and backward is collective, also inside no_sync: all ranks make the same ones
     //   in the same order. With find_unused_parameters they may use different layers, and in
     //   different orders; without it, blocking ranks wait for each other if their orders differ.
-    // - A layer that ran once in each earlier forward, and now runs several times, must do so on
-    // all
-    //   ranks in the same forward: all values are gathered again. So if ranks repeat layers at
-    //   different times, as in loops of different lengths, run them twice or more in the first
-    //   forward. How often they run in later ones, each rank may then choose.
+    // - When a layer that ran once in each earlier forward first runs several times, all values are
+    //   gathered again, so all ranks must reach this in the same forward. If ranks repeat layers
+    //   at different times, as in loops of different lengths, run them twice in the first forward.
+    //   After that each rank may choose how often.
     // - iso_parameter_value makes all values of the module whole. They stay so until the next
     //   forward in training mode has used them, or a step updates them: read parameter->value after
     //   this call only, and not across a forward or step. Between a step and the next forward any
-    //   rank may make it, and waits until the other ranks read values, enter evaluation mode, or
-    //   reach that forward. From the forward to the step all ranks must make it at the same place,
-    //   or none: inside a forward or backward, where values then stay until its end, between them,
-    //   and before the step. In a loop of iso_join_next this holds everywhere.
+    //   rank may make it; it waits until the other ranks read values, enter evaluation mode, or
+    //   reach that forward. From the forward to the step, and in a loop of iso_join_next, all ranks
+    //   must make it at the same place, or none. Inside a forward or backward, values then stay
+    //   until its end.
     // - In evaluation mode all values are there: ranks may evaluate different numbers of batches.
     // - If a layer fails on some ranks, all ranks can go on with another forward. After a time-out,
     //   repeat the forward; that works unless it has dropped values already. A backward that times

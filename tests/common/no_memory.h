@@ -6,6 +6,8 @@
 
 #include "common/mpi_fixture.h"
 
+#include "base/base.h"
+
 #include <criterion/criterion.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -17,6 +19,15 @@ void *aligned_alloc(size_t alignment, size_t bytes) {
     if (memory_left >= 0 && memory_left-- == 0) return NULL;
     return posix_memalign(&memory, alignment, bytes) == 0 ? memory : NULL;
 }
+
+// ISO_TRY of a call whose allocations all succeed, and are not counted.
+#define TRY_WITH_MEMORY(call)                                                                      \
+    do {                                                                                           \
+        int left_ = memory_left;                                                                   \
+        memory_left = -1;                                                                          \
+        ISO_TRY(call);                                                                             \
+        memory_left = left_;                                                                       \
+    } while (0)
 
 // Collective. Repeats the call until rank 1 has run out of memory at each of its allocations. Each
 // time every rank must get the error, and in the end success.

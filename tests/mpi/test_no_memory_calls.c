@@ -5,8 +5,6 @@
 #include "common/resume_fixture.h"
 #include "common/zero_fixture.h"
 
-#include "base/base.h"
-
 #include <isotherm/shuffle.h>
 #include <isotherm/state_dict.h>
 
@@ -62,10 +60,7 @@ static iso_status create_shuffle(void) {
     const iso_dataset_config config = {.count = 4, .inputs = 1, .tensors = spec};
     iso_dataset *set = NULL;
     iso_shuffle *shuffle = NULL;
-    int left = memory_left;
-    memory_left = -1;
-    ISO_TRY(iso_dataset_create_arrays(&config, arrays, true, &set));
-    memory_left = left;
+    TRY_WITH_MEMORY(iso_dataset_create_arrays(&config, arrays, true, &set));
     iso_status status = iso_dataset_set_shard(set, test_comm, "the numbers");
     if (status == ISO_OK) status = iso_shuffle_create(set, test_comm, 3, &shuffle);
     if (status == ISO_OK) status = iso_shuffle_start(shuffle);

@@ -3,7 +3,6 @@
 // allocations in turn: every rank gets the error, nobody waits, and nothing is lost.
 #include "common/dp_fixture.h"
 #include "common/no_memory.h"
-#include "base/base.h"
 
 #include <isotherm/daso.h>
 #include <isotherm/join.h>
@@ -42,10 +41,7 @@ static iso_status build_normed(iso_module **out) {
 
 static iso_status wrap_module(iso_module **model) {
     iso_module *net = NULL;
-    int left = memory_left;
-    memory_left = -1;
-    ISO_TRY(build_normed(&net));
-    memory_left = left;
+    TRY_WITH_MEMORY(build_normed(&net));
     return iso_data_parallel_create_take(net, test_comm, &how, model);
 }
 
@@ -65,10 +61,7 @@ static iso_status create_comm(void) {
 
 static iso_status convert_norms(void) {
     iso_module *net = NULL;
-    int left = memory_left;
-    memory_left = -1;
-    ISO_TRY(build_normed(&net));
-    memory_left = left;
+    TRY_WITH_MEMORY(build_normed(&net));
     iso_status status = iso_sync_batchnorm_convert(net, test_comm, NULL);
     iso_module_destroy(&net);
     return status;
@@ -77,10 +70,7 @@ static iso_status convert_norms(void) {
 static iso_status begin_join(void) {
     iso_module *model = NULL;
     iso_join *join = NULL;
-    int left = memory_left;
-    memory_left = -1;
-    ISO_TRY(wrap_module(&model));
-    memory_left = left;
+    TRY_WITH_MEMORY(wrap_module(&model));
     iso_status status = iso_join_begin(model, NULL, &join);
     iso_join_end(&join);
     iso_module_destroy(&model);
@@ -90,48 +80,26 @@ static iso_status begin_join(void) {
 static iso_status make_parts(iso_module **model, iso_optimizer **tied) {
     iso_optimizer *inner;
     iso_hyper hyper = iso_hyper_default(ISO_SGD);
-    int left = memory_left;
     hyper.momentum = 0.9;
-    memory_left = -1;
     ISO_TRY(wrap_module(model));
     ISO_TRY(iso_optimizer_create(ISO_SGD, *model, &hyper, &inner));
-    ISO_TRY(iso_dp_optimizer_create_take(inner, *model, tied));
-    memory_left = left;
-    return ISO_OK;
+    return iso_dp_optimizer_create_take(inner, *model, tied);
 }
 
 static iso_status create_periodic(void) {
     iso_module *model;
     iso_optimizer *tied, *optimizer = NULL;
-    ISO_TRY(make_parts(&model, &tied));
+    TRY_WITH_MEMORY(make_parts(&model, &tied));
     iso_status status = iso_daso_create_take(tied, model, &periodic, &optimizer);
     iso_optimizer_destroy(&optimizer);
     iso_module_destroy(&model);
     return status;
 }
 
-static void try_data_parallel(void) {
-    static const double sizes[] = {0.00005, 0.0001};
-    const iso_comm_hook topk = iso_hook_topk(NULL);
-    const iso_comm_hook powersgd =
-        iso_hook_powersgd(&(iso_powersgd_config){.rank = 1, .least_saving = 0.1});
-    const iso_data_parallel_config configs[] = {
-        {.sync = ISO_SYNC_LAZY},
-        {.sync = ISO_SYNC_BLOCKING},
-        {.by_name = true},
-        {.bucket_list_mb = sizes, .bucket_list_count = 2},
-        {.find_unused_parameters = true},
-        {.static_unused = true},
-        {.piece_mb = 0.00005},
-        {.zero = 1},
-        {.zero = 2},
-        {.zero = 3},
-        {.hook = &powersgd},
-        {.hook = &topk},
-        {.hook = &iso_hook_int8},
-    };
+// Several tests, so that none takes long on a busy machine.
+static void try_models(const iso_data_parallel_config *configs, size_t count) {
     iso_assert_ok(iso_device_create("cpu", &device));
-    for (size_t i = 0; i < sizeof(configs) / sizeof(configs[0]); i++) {
+    for (size_t i = 0; i < count; i++) {
         char what[64];
         how = configs[i];
         snprintf(what, sizeof(what), "create_model %zu", i);
@@ -140,8 +108,45 @@ static void try_data_parallel(void) {
     iso_device_destroy(&device);
 }
 
-Test(np2_no_memory_create, data_parallel) { try_data_parallel(); }
-Test(np3_no_memory_create, data_parallel) { try_data_parallel(); }
+static void try_lists(void) {
+    static const double sizes[] = {0.00005, 0.0001};
+    const iso_data_parallel_config configs[] = {
+        {.sync = ISO_SYNC_LAZY},
+        {.sync = ISO_SYNC_BLOCKING},
+        {.by_name = true},
+        {.bucket_list_mb = sizes, .bucket_list_count = 2},
+    };
+    try_models(configs, sizeof(configs) / sizeof(configs[0]));
+}
+
+static void try_unused(void) {
+    const iso_data_parallel_config configs[] = {
+        {.find_unused_parameters = true}, {.static_unused = true}, {.piece_mb = 0.00005}};
+    try_models(configs, sizeof(configs) / sizeof(configs[0]));
+}
+
+static void try_zero(void) {
+    const iso_data_parallel_config configs[] = {{.zero = 1}, {.zero = 2}, {.zero = 3}};
+    try_models(configs, sizeof(configs) / sizeof(configs[0]));
+}
+
+static void try_hooks(void) {
+    const iso_comm_hook topk = iso_hook_topk(NULL);
+    const iso_comm_hook powersgd =
+        iso_hook_powersgd(&(iso_powersgd_config){.rank = 1, .least_saving = 0.1});
+    const iso_data_parallel_config configs[] = {
+        {.hook = &powersgd}, {.hook = &topk}, {.hook = &iso_hook_int8}};
+    try_models(configs, sizeof(configs) / sizeof(configs[0]));
+}
+
+Test(np2_no_memory_create, data_parallel) { try_lists(); }
+Test(np3_no_memory_create, data_parallel) { try_lists(); }
+Test(np2_no_memory_create, data_parallel_unused) { try_unused(); }
+Test(np3_no_memory_create, data_parallel_unused) { try_unused(); }
+Test(np2_no_memory_create, data_parallel_zero) { try_zero(); }
+Test(np3_no_memory_create, data_parallel_zero) { try_zero(); }
+Test(np2_no_memory_create, data_parallel_hooks) { try_hooks(); }
+Test(np3_no_memory_create, data_parallel_hooks) { try_hooks(); }
 
 static iso_status score_nothing(iso_module *model, iso_evaluation *out, void *user) {
     (void)model, (void)user;
@@ -161,21 +166,10 @@ static void try_others(void) {
 Test(np2_no_memory_create, others) { try_others(); }
 Test(np3_no_memory_create, others) { try_others(); }
 
-static void try_periodic(void) {
-    const iso_outer outer = iso_outer_nesterov;
-    const iso_tournament tournament = {.score = score_nothing};
-    iso_daso_config configs[] = {
-        iso_post_local_sgd_config(100, 8, 4),
-        iso_gossip_config(100, 4),
-        iso_async_config(100, 0),
-        iso_server_config(100, 4),
-        iso_tournament_config(100, 4, &tournament),
-    };
-    configs[0].outer = &outer;
-    configs[0].fragments = 2;
+static void try_modes(const iso_daso_config *configs, size_t count) {
     how = ISO_DATA_PARALLEL_DEFAULT;
     iso_assert_ok(iso_device_create("cpu", &device));
-    for (size_t i = 0; i < sizeof(configs) / sizeof(configs[0]); i++) {
+    for (size_t i = 0; i < count; i++) {
         char what[64];
         periodic = configs[i];
         periodic.unit = ISO_SCOPE_RANK;
@@ -185,5 +179,25 @@ static void try_periodic(void) {
     iso_device_destroy(&device);
 }
 
-Test(np2_no_memory_create, periodic) { try_periodic(); }
-Test(np3_no_memory_create, periodic) { try_periodic(); }
+static void try_averages(void) {
+    const iso_outer outer = iso_outer_nesterov;
+    const iso_tournament tournament = {.score = score_nothing};
+    iso_daso_config configs[] = {
+        iso_post_local_sgd_config(100, 8, 4),
+        iso_gossip_config(100, 4),
+        iso_tournament_config(100, 4, &tournament),
+    };
+    configs[0].outer = &outer;
+    configs[0].fragments = 2;
+    try_modes(configs, sizeof(configs) / sizeof(configs[0]));
+}
+
+static void try_asynchronous(void) {
+    const iso_daso_config configs[] = {iso_async_config(100, 0), iso_server_config(100, 4)};
+    try_modes(configs, sizeof(configs) / sizeof(configs[0]));
+}
+
+Test(np2_no_memory_create, periodic) { try_averages(); }
+Test(np3_no_memory_create, periodic) { try_averages(); }
+Test(np2_no_memory_create, asynchronous) { try_asynchronous(); }
+Test(np3_no_memory_create, asynchronous) { try_asynchronous(); }

@@ -186,6 +186,17 @@ Test(np2_zero_layers, layers_may_read_values) {
     equals_a_run_without(&changing, false);
 }
 
+static void create_program(trainer *t, int stage, iso_sync sync) {
+    trainer_config config = trainer_default();
+    config.build = build_program;
+    config.adjust = set_stage;
+    config.hyper.lr = 1e-3;
+    config.sync = sync;
+    stage_now = stage;
+    program = "abcde";
+    iso_assert_ok(trainer_create(t, test_comm, &config));
+}
+
 // ---- A backward that fails --------------------------------------------------------------------------
 
 // A layer of rank 0 gets no gradient, which is an error there. All ranks read values, and skip the
@@ -204,15 +215,9 @@ static iso_status fail_step(trainer *t, int step) {
 }
 
 static uint64_t hash_after_failure(int stage) {
-    trainer_config config = trainer_default();
     uint64_t hash = 0;
     trainer t;
-    config.build = build_program;
-    config.adjust = set_stage;
-    config.hyper.lr = 1e-3;
-    stage_now = stage;
-    program = "abcde";
-    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    create_program(&t, stage, ISO_SYNC_LAZY);
     iso_status status = trainer_go_on(&t, 0, 2);
     if (status == ISO_OK) status = fail_step(&t, 2);
     if (status == ISO_OK) status = trainer_go_on(&t, 3, 5);
@@ -230,18 +235,11 @@ Test(np2_zero_layers, values_are_read_after_a_failed_backward) {
 // ---- Several forwards for a step --------------------------------------------------------------------
 
 static uint64_t accumulated_hash(int stage, iso_sync sync) {
-    trainer_config config = trainer_default();
     iso_status status = ISO_OK;
     uint64_t hash = 0;
     trainer t;
     iso_tensor *out;
-    config.build = build_program;
-    config.adjust = set_stage;
-    config.hyper.lr = 1e-3;
-    config.sync = sync;
-    stage_now = stage;
-    program = "abcde";
-    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    create_program(&t, stage, sync);
     for (int step = 0; status == ISO_OK && step < 3; step++) {
         iso_optimizer_zero_grad(t.optimizer);
         status = trainer_forward(&t, step, &out); // without a backward
