@@ -35,6 +35,7 @@ static iso_status post_bucket(iso__round *r, int b) {
     r->issued++;
     r->busy++;
     state->undivided = r->with.weights != NULL;
+    state->arrived = false;
     iso__factors factor = factors_of(r, b);
     if (state->via->travels) iso__round_show_exchange(r, b);
     if (r->zero) iso__zero_leaves(r->zero, b);
@@ -276,7 +277,7 @@ iso_status iso__round_adopt(iso__round *r, const bool *used) {
     for (int b = 0; b < l->bucket_count; b++) {
         ISO_TRY(r->with.alone->ops->post(r->with.alone, b, 1, 1));
         r->bucket[b].via = r->with.alone;
-        r->bucket[b].undivided = false;
+        r->bucket[b].undivided = r->bucket[b].arrived = false;
         r->bucket[b].stage = ARRIVED;
         iso__round_note_unshared(r, b);
         r->issued++;

@@ -154,7 +154,16 @@ static void end_wait(iso__round *r, int b, iso_status status) {
     if (status >= 0) iso__profiler_end(&r->bucket[b].range);
 }
 
-// left NULL: applies the factor, so that the sum becomes an average.
+// Reads the sums of the program once: afterwards stage 2 may no longer hold them.
+static void note_arrival(iso__round *r, int b) {
+    r->bucket[b].stage = ARRIVED;
+    if (r->bucket[b].arrived) return;
+    iso__sums_come(r->with.sums, r->with.store, bucket_of(r, b));
+    if (r->zero && !bucket_of(r, b)->local) iso__zero_arrived(r->zero, b);
+    r->bucket[b].arrived = true;
+}
+
+// left NULL: applies the factor, so that the sum becomes an average. May be called again.
 iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double *left) {
     bucket_state *state = &r->bucket[b];
     iso__exchange_times times = {.known = false};
@@ -166,12 +175,9 @@ iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double
     ISO_TRY(status);
     iso__planner_arrived(r->with.planner, b, &times, state->spent_ns);
     state->spent_ns = 0;
-    if (meanwhile) ISO_TRY(meanwhile->status);
     ISO_TRY(divide_sum(r, b, left));
-    iso__sums_come(r->with.sums, r->with.store, bucket_of(r, b));
-    if (r->zero && !bucket_of(r, b)->local) iso__zero_arrived(r->zero, b);
-    state->stage = ARRIVED;
-    return ISO_OK;
+    note_arrival(r, b);
+    return meanwhile ? meanwhile->status : ISO_OK; // of other buckets: this one is here
 }
 
 // Waits for a bucket and for the answer which parameters no rank used. The updates must then apply
@@ -340,9 +346,8 @@ static iso_status collect_bucket(iso__round *r, int b) {
     ISO_TRY(status);
     iso__planner_collected(r->with.planner, b, &times, state->spent_ns);
     state->spent_ns = 0;
-    ISO_TRY(meanwhile.status);
     open_bucket(r, b);
-    return ISO_OK;
+    return meanwhile.status; // of other buckets: this one is complete
 }
 
 // In stage 2, until there is room for the values of bucket b: puts those of later buckets in place,

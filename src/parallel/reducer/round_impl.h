@@ -17,6 +17,7 @@ typedef struct bucket_state {
     int missing;         // slots that are not ready
     iso__transport *via; // the transport it was posted to
     bool undivided;      // the sum is not yet divided by the total of the weights
+    bool arrived;        // this exchange's sums of the program were read
     int64_t spent_ns;    // spent on other buckets during failed waits for this one
     uint64_t range;      // of its exchange, for a profiler
 } bucket_state;
