@@ -9,6 +9,8 @@ if [ "$(id -u)" = 0 ]; then
 fi
 # Containers often forbid what its single-copy transport does; it then fails instead of falling back.
 export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism:-none}"
+# Shared memory and TCP. Its search for network cards takes longer than the rest of MPI_Init.
+export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}"
 # Ranks share the cores; threads of each that spin would only take time from the others.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # UCX, below MPICH, replaces mmap, which some tests replace by their own.
