@@ -11,6 +11,8 @@ fi
 export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism:-none}"
 # Shared memory and TCP. Its search for network cards takes longer than the rest of MPI_Init.
 export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}"
+# Several tests run at a time. Ranks that wait let others run, also where one test has no more ranks than there are cores.
+export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
 # Ranks share the cores; threads of each that spin would only take time from the others.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # UCX, below MPICH, replaces mmap, which some tests replace by their own.
