@@ -555,7 +555,8 @@ diloco --wire bf16:postlocal --outer nesterov --warmup 0 --wire bf16
 streaming-diloco:daso --outer nesterov $alone --mix 0.5 --wait 1 --fragments 2 --fragment-order strides
 overlap-localsgd:daso --outer pull $alone --wait 4
 END
-refused 2 "a wire of gossip" '--wire needs --sync .*, but --sync is gossip' --sync gossip --wire int8
+refused 2 "a consensus step of gossip in f32" '--consensus-step needs --wire' --sync gossip --consensus-step 0.5
+refused 2 "a consensus step above 1" '--consensus-step' --sync gossip --wire bf16 --consensus-step 1.5
 refused 2 "a tournament without samples to compare models on" '--sync tournament compares models .* give --validation' \
     --sync tournament --data nowhere
 refused 2 "an outer optimizer and a merge" '--outer adam takes the place of --merge' --sync daso --outer adam --merge heat

@@ -81,6 +81,10 @@ learns --sync localsgd
 learns --sync postlocal
 learns --sync gossip
 learns --sync gossip --peers pair
+for wire in bf16 f16 int8 fp8 int4; do
+    learns --sync gossip --wire $wire
+done
+learns --sync gossip --peers pair --wire int8
 learns --sync async
 learns --sync server
 learns --sync tournament --unit rank --period 50 --validation 0.1
@@ -99,7 +103,7 @@ for mode in "daso --period 4 --wait 2" "localsgd --period 4" "postlocal --period
     done
 done
 # Top-k leaves most for later.
-for mode in "daso --period 4 --wait 2" "localsgd --period 4 --topk-ratio 0.125"; do
+for mode in "daso --period 4 --wait 2" "localsgd --period 4 --topk-ratio 0.125" gossip; do
     # shellcheck disable=SC2086
     train --sync $mode --wire topk
     awk -v a="${accuracy:-0}" 'BEGIN { exit !(a >= 0.955) }'

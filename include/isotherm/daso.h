@@ -146,8 +146,8 @@ typedef enum iso_state_sync {
 
 // How f32 parameters travel between nodes. With f32 the parameters themselves travel, otherwise
 // their differences from the last mean, or from the anchor of an outer optimizer without `send`.
-// What the wire leaves out is added to the next difference (error feedback). The values of element
-// types are those of iso_dtype. f64 parameters travel and merge in f64, whatever the wire.
+// What the wire leaves out is added to the next difference (error feedback). Gossip: see `gossip`.
+// The values of element types are those of iso_dtype. f64 parameters travel and merge in f64.
 typedef enum iso_wire {
     ISO_WIRE_F32 = ISO_F32,
     ISO_WIRE_BF16 = ISO_BF16,
@@ -335,19 +335,28 @@ typedef struct iso_daso_config {
     // ranks. With 2 ranks the bits are those of local SGD. Ranks have different parameters until
     // the end of the cycling phase, which sets them to the mean over all ranks; evaluation and
     // iso_daso_finish use that mean, too. `divergence` of the statistics is the distance to the
-    // mean of the two. After each exchange a reduction of a few numbers over all ranks still tells
-    // whether a rank failed. Requires what iso_gossip_config sets, except for total_steps, phases,
-    // peers, global_skip and batches_to_wait: ISO_SCOPE_RANK, ISO_WIRE_F32, ISO_MERGE_PROGRESS,
-    // ISO_STATE_SYNC_KEEP, ISO_POLICY_FIXED, and neither levels nor fragments.
+    // mean of the two. After each exchange a reduction of five numbers over all ranks still tells
+    // whether a rank failed, so that none merges then. Requires what iso_gossip_config sets of
+    // unit, merge, state and policy, and neither levels nor fragments.
     //
     // With ISO_PEERS_PAIR, two ranks take the mean of their parameters, with the same bits on both:
     // D-PSGD (Lian et al., NeurIPS 2017) with the pairs of Bagua's shift_one. With H = P / 2,
     // rounded up, exchange k pairs rank i < H with rank H + (i + k) mod H. If P is odd, one rank
-    // sits out in turn: that which rank P, which does not exist, would be paired with. The mixing
-    // matrix is symmetric and doubly stochastic. With global_skip 1, batches_to_wait 1 makes the
-    // step of D-PSGD: x_p(k+1) = (x_p(k) + x_q(k)) / 2 plus the update of x_p(k).
+    // sits out in turn: the partner of rank P, which does not exist. With global_skip 1,
+    // batches_to_wait 1 is D-PSGD: x_p(k+1) = (x_p(k) + x_q(k)) / 2 plus the update of x_p(k).
+    //
+    // With another wire than ISO_WIRE_F32 differences travel, as in CHOCO-SGD (Koloskova et al.,
+    // ICML 2019). For each rank that it sends to or receives from, a rank keeps a copy of what both
+    // ends know of the sender's parameters: 2 ceil(log2 P) arrays, with pairs 2 H, also in saved
+    // states. Both ends add the encoded difference of the sender from its copy to the copy. Then x
+    // = x + consensus_step / 2 (copy of the sender - copy of this rank). The sum over ranks changes
+    // by rounding only, but a pair no longer has the same bits. Copies begin at the creation, at
+    // the end of warm-up, and where another number of ranks loads a state.
     bool gossip;
     iso_peers peers; // ISO_PEERS_PUSH, unless gossip is set
+    // gossip, unless wire is ISO_WIRE_F32: at most 1. If it is too large for a wire that leaves
+    // much out, ranks drift apart. 0: 1, or with ISO_WIRE_TOPK twice the fraction that travels.
+    double consensus_step;
     // gossip with `outer`, 1 or more: every outer_skip steps of the cycling phase, the mean over
     // all ranks and a step of the outer optimizer take the place of gossip (SlowMo with SGP as its
     // base algorithm: Wang et al., ICLR 2020; with iso_outer_mean, Gossip-PGA: Chen et al., ICML

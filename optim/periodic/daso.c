@@ -415,11 +415,17 @@ static iso__average_kind exchange_kind(const iso_daso_config *config) {
     return config->peers == ISO_PEERS_PAIR ? ISO__GOSSIP_PAIRS : ISO__GOSSIP;
 }
 
+static double consensus_step(const iso_daso_config *config) {
+    if (config->consensus_step > 0) return config->consensus_step;
+    return iso__wire_consensus(config->wire, config->topk_ratio);
+}
+
 static iso__periodic_config engine_config(const iso_daso_config *config) {
     iso__periodic_config engine = {
         .topology = {.unit = config->unit, .use_mpi_groups = true},
         .wire = {.wire = iso__wire_codec(config->wire, config->topk_ratio),
                  .differences = config->wire != ISO_WIRE_F32,
+                 .consensus_step = consensus_step(config),
                  .kind = exchange_kind(config),
                  .unordered = config->asynchronous},
         .full = {.wire = &iso__codec_f32},

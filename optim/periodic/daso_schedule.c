@@ -110,20 +110,29 @@ static iso_status check_outer(const iso_daso_config *c) {
     return ISO_OK;
 }
 
+static iso_status check_consensus(const iso_daso_config *c) {
+    double step = c->consensus_step;
+    ISO_CHECK(isfinite(step) && step >= 0 && step <= 1, ISO_ERR_ARG,
+              "daso: consensus_step is %g, it must be from 0 (the wire's own) to 1", step);
+    ISO_CHECK(step == 0 || (c->gossip && c->wire != ISO_WIRE_F32), ISO_ERR_ARG,
+              "daso: consensus_step is %g, but only gossip in a wire other than ISO_WIRE_F32 has "
+              "one: leave it 0",
+              step);
+    return ISO_OK;
+}
+
 static iso_status check_gossip(const iso_daso_config *c) {
-    bool alone = c->unit == ISO_SCOPE_RANK && c->wire == ISO_WIRE_F32;
     bool plain = c->merge == ISO_MERGE_PROGRESS && c->state == ISO_STATE_SYNC_KEEP &&
                  c->policy == ISO_POLICY_FIXED;
     bool single = c->level_count == 0 && c->fragments <= 1;
-    ISO_CHECK(!c->gossip || (alone && plain && single), ISO_ERR_ARG,
-              "daso: gossip needs unit ISO_SCOPE_RANK, ISO_WIRE_F32, ISO_MERGE_PROGRESS, "
-              "ISO_STATE_SYNC_KEEP and ISO_POLICY_FIXED, as iso_gossip_config sets them, and "
-              "neither levels nor fragments");
+    ISO_CHECK(!c->gossip || (c->unit == ISO_SCOPE_RANK && plain && single), ISO_ERR_ARG,
+              "daso: gossip needs unit ISO_SCOPE_RANK, ISO_MERGE_PROGRESS, ISO_STATE_SYNC_KEEP and "
+              "ISO_POLICY_FIXED, as iso_gossip_config sets them, and neither levels nor fragments");
     bool known = c->peers == ISO_PEERS_PUSH || (c->peers == ISO_PEERS_PAIR && c->gossip);
     ISO_CHECK(known, ISO_ERR_ARG,
               "daso: peers is %d%s: use ISO_PEERS_PUSH or, with gossip, ISO_PEERS_PAIR",
               (int)c->peers, c->gossip ? "" : " without gossip");
-    return ISO_OK;
+    return check_consensus(c);
 }
 
 static iso_status check_async(const iso_daso_config *c) {

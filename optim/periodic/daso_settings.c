@@ -35,21 +35,31 @@ static int place_of_wire(int wire) {
     return place;
 }
 
+// Of 256 differences; 0 for a ratio that it does not take.
+static int count_kept(double ratio) {
+    int kept = 4;
+    if (ratio == 0) return 8;
+    while (kept <= 64 && ratio * 256 > kept) kept *= 2;
+    return ratio > 0 && kept <= 64 ? kept : 0;
+}
+
 static const iso__codec *choose_topk(double ratio) {
     static const iso__codec *const topk[] = {&iso__codec_topk4, &iso__codec_topk,
                                              &iso__codec_topk16, &iso__codec_topk32,
                                              &iso__codec_topk64};
-    if (ratio == 0) return &iso__codec_topk;
-    if (!(ratio > 0)) return NULL;
-    for (int k = 0; k < 5; k++)
-        if (ratio * 256 <= 4 << k) return topk[k];
-    return NULL;
+    int kept = count_kept(ratio), k = 0;
+    while (k < 5 && 4 << k != kept) k++;
+    return k < 5 ? topk[k] : NULL;
 }
 
 const iso__codec *iso__wire_codec(iso_wire wire, double topk_ratio) {
     int place = place_of_wire((int)wire);
     if (wire == ISO_WIRE_TOPK) return choose_topk(topk_ratio);
     return place < WIRE_COUNT ? codecs[place] : NULL;
+}
+
+double iso__wire_consensus(iso_wire wire, double topk_ratio) {
+    return wire == ISO_WIRE_TOPK ? count_kept(topk_ratio) / 128.0 : 1;
 }
 
 // ---- DASO, local SGD, post-local SGD --------------------------------------------------------------
@@ -214,6 +224,13 @@ const iso_setting iso__gossip_setting[] = {
      .meaning = "gossip: steps between two steps of the outer "
                 "optimizer, with the mean of all ranks",
      .of = "outer", .among = RULES},
+    {WIRE, .initial = "f32"},
+    TOPK_RATIO,
+    {"consensus-step", NUMBER, FIELD(consensus_step), 1e-9, 1,
+     .meaning =
+         "fraction of the way to the mean of the two ranks in an exchange (default: 1; topk: "
+         "twice --topk-ratio)",
+     .of = "wire", .among = "bf16|f16|int8|fp8|int4|topk"},
     OUTER};
 const iso_setting iso__async_setting[] = {
     {"sync-interval-ms", NUMBER, FIELD(interval_ms), 0, 1e9, .initial = "0",
@@ -363,8 +380,9 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
         used += snprintf(text + used, room - (size_t)used, "server: push_scale %g\n",
                          config->push_scale);
     if (config->gossip)
-        used += snprintf(text + used, room - (size_t)used, "gossip: %s\n",
-                         config->peers == ISO_PEERS_PAIR ? "in pairs" : "yes");
+        used +=
+            snprintf(text + used, room - (size_t)used, "gossip: %s, consensus_step %g\n",
+                     config->peers == ISO_PEERS_PAIR ? "in pairs" : "yes", config->consensus_step);
     if (config->tournament)
         used += snprintf(
             text + used, room - (size_t)used, "tournament: metric %d, seed %llu, keep_state %d\n",

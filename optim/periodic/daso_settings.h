@@ -17,7 +17,7 @@ enum {
     ISO__DILOCO_SETTINGS = 11,
     ISO__STREAMING_SETTINGS = 11,
     ISO__OVERLAP_SETTINGS = 7,
-    ISO__GOSSIP_SETTINGS = 10,
+    ISO__GOSSIP_SETTINGS = 13,
     ISO__ASYNC_SETTINGS = 5,
     ISO__SERVER_SETTINGS = 4,
     ISO__TOURNAMENT_SETTINGS = 7,
@@ -37,6 +37,8 @@ typedef struct iso__daso_rules {
 
 // NULL for a number that is no wire, and for a topk_ratio that it does not take.
 const iso__codec *iso__wire_codec(iso_wire wire, double topk_ratio);
+// The consensus step of gossip in this wire, see consensus_step of iso_daso_config.
+double iso__wire_consensus(iso_wire wire, double topk_ratio);
 
 // Read settings into a config. Fields without a default keep their value. table: any of them except
 // iso__heat_setting. *rules become those of the settings; config->outer then points to the outer

@@ -168,6 +168,7 @@ typedef struct iso__periodic {
     size_t stage_bytes;
     iso__device_event *computed, *fetched, *put;
     bool shown; // the parameters are the mean of all ranks
+    bool moved; // the state being loaded is of another number of ranks
 
     iso__async async;
     iso__worker *worker; // NULL: there is no parameter server, or only this rank

@@ -56,7 +56,8 @@ static iso_status add_own(iso_state *state, const char *name, iso_state_type typ
     return iso__state_add_own(state, ISO_OWN_RANK0, name, type, (int64_t)count, data);
 }
 
-// On another number of ranks, where nodes have other shares, the error feedback is 0.
+// On another number of ranks, where nodes have other shares and gossip other peers, the error
+// feedback is 0, and begin_gossip sets the copies.
 static iso_status add_array(iso_state *state, const char *name, const iso__average_array *array) {
     ISO_TRY(add_own(state, name, ISO_STATE_F32, array->count, array->data));
     if (strcmp(array->name, "reference") != 0) iso__state_rule(state, ISO_OWN_ZERO, 0);
@@ -135,6 +136,7 @@ static void drop_pending(int64_t *pending, int64_t *dropped) {
 static void take_mean(void *user) {
     iso__periodic *p = user;
     int64_t *number = p->saved.number;
+    p->moved = true;
     drop_pending(&number[PENDING], &number[DROPPED]);
     number[EQUAL] = number[NODE_EQUAL] = number[NODE_STATE] = number[ALL_STATE] = 1;
     number[SENT] = number[BETWEEN] = 0;
@@ -149,6 +151,7 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_TRY(iso__periodic_hold(p));
     if (!p->config.server) ISO_TRY(iso_comm_agree(p->comm, iso__periodic_reserve_mean(p)));
     fill_saved(p);
+    p->moved = false;
     state->moved = take_mean;
     state->moved_user = p;
     ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
@@ -177,6 +180,17 @@ static iso_status load_exchange(iso__periodic_exchange *x, const int64_t number[
     return ISO_OK;
 }
 
+// On another number of ranks the peers are others. All ranks have the same parameters then, which
+// become what peers know of each other.
+static iso_status begin_gossip(iso__periodic *p) {
+    bool moved = p->moved, outer = p->config.lower_count > 0;
+    p->moved = false;
+    if (!moved || !iso__is_gossip(p->config.wire.kind)) return ISO_OK;
+    iso__periodic_exchange *x = &p->exchange[0];
+    ISO_TRY(iso__periodic_fetch(p, x->first, x->last, p->room));
+    return iso__average_set_reference(outer ? x->lower[0] : x->average, p->room);
+}
+
 iso_status iso__periodic_loaded(iso__periodic *p) {
     const int64_t *number = p->saved.number;
     const int64_t first[X_COUNT] = {number[PENDING], number[MEMBER], number[PAYLOAD],
@@ -203,7 +217,7 @@ iso_status iso__periodic_loaded(iso__periodic *p) {
                                 .work_ms = p->saved.metric[ISO__METRICS + 3],
                                 .bytes_sent = number[SENT],
                                 .bytes_between_nodes = number[BETWEEN]};
-    return ISO_OK;
+    return begin_gossip(p);
 }
 
 iso_status iso__periodic_return(iso__periodic *p, iso_scope scope) {

@@ -140,11 +140,12 @@ static iso_status check_stored(const target *t, const iso__safetensors *file,
 }
 
 // What is saved and not listed here would be lost; but hooks and exchanges of parameters may have
-// error feedback on some numbers of ranks only.
+// error feedback, and gossip copies, on some numbers of ranks only.
 static bool may_vanish(const char *name) {
     const char *end = strrchr(name, '/');
     return strcmp(name, "hook_state") == 0 ||
-           (strncmp(name, "daso/", 5) == 0 && end && strstr(end, "residual"));
+           (strncmp(name, "daso/", 5) == 0 && end &&
+            (strstr(end, "residual") || strcmp(end, "/copies") == 0));
 }
 
 static iso_status check_unlisted(const iso_state *state, const iso__safetensors *file) {

@@ -36,6 +36,13 @@ static iso_status allocate_mean(iso__average *a) {
     return ISO_OK;
 }
 
+// Of gossip. A rank alone sends nothing.
+static iso_status allocate_copies(iso__average *a) {
+    size_t turns = (size_t)iso__average_turns(a);
+    if (!a->with_copies || a->layout->nodes == 1) return ISO_OK;
+    return iso__alloc_zero(2 * turns * a->count * sizeof(float), (void **)&a->copies);
+}
+
 static void carry_all(iso__average *a) {
     for (int k = 0; k < ISO__AVERAGE_TYPES; k++)
         a->carried[k] = (iso__average_range){0, a->size[k]};
@@ -82,7 +89,19 @@ static iso_status allocate_all(iso__average *a) {
     ISO_TRY(iso__alloc_zero(shards * ISO__AVERAGE_TYPES * sizeof(*a->spread), (void **)&a->spread));
     ISO_TRY(iso__alloc_zero(chunks * sizeof(*a->chunk), (void **)&a->chunk));
     ISO_TRY(allocate_buffers(a));
+    ISO_TRY(allocate_copies(a));
     return a->config.differences ? allocate_differences(a) : allocate_mean(a);
+}
+
+static iso_status check_kind(const iso__average_config *config) {
+    bool exact = config->wire == &iso__codec_f32, gossip = iso__is_gossip(config->kind);
+    ISO_CHECK(config->kind == ISO__MEAN || config->chunk == 0, ISO_ERR_ARG,
+              "gossip and models that are swapped travel as a whole, without chunks");
+    ISO_CHECK(config->kind != ISO__SWAP || exact, ISO_ERR_ARG,
+              "models that are swapped travel in f32, and not in %s", config->wire->name);
+    ISO_CHECK(!gossip || exact || (config->differences && config->consensus_step > 0), ISO_ERR_ARG,
+              "gossip in %s needs differences and a consensus_step above 0", config->wire->name);
+    return ISO_OK;
 }
 
 static iso_status check_config(size_t count, const iso__average_config *config) {
@@ -92,9 +111,7 @@ static iso_status check_config(size_t count, const iso__average_config *config) 
               "round_sums and differences cannot be combined");
     ISO_CHECK(!config->round_sums || config->wire->mean_rounded, ISO_ERR_ARG,
               "round_sums needs an element type, which %s is not", config->wire->name);
-    ISO_CHECK(config->kind == ISO__MEAN || (config->wire == &iso__codec_f32 && config->chunk == 0),
-              ISO_ERR_ARG, "gossip and models that are swapped travel in f32, as a whole");
-    return ISO_OK;
+    return check_kind(config);
 }
 
 // Gossip is between ranks. Its factor is 1 to the last bit.
@@ -118,6 +135,8 @@ iso_status iso__average_create(iso__routes *routes, size_t count, const iso__ave
     a->config = *config;
     if (count == 0) a->config.wire = &iso__codec_f32; // of nothing
     if (a->config.wire == &iso__codec_f32) a->config.differences = a->config.round_sums = false;
+    a->with_copies = a->config.differences && iso__is_gossip(config->kind);
+    if (a->with_copies) a->config.differences = false; // from a reference, that is
     a->count = a->size[ISO__AVERAGE_F32] = count;
     a->size[ISO__AVERAGE_F64] = config->f64;
     ISO_TRY_GOTO(choose_factor(a)); // the same on every rank
@@ -137,6 +156,7 @@ static void release_buffers(iso__average *a) {
         iso__free(a->residual[i]);
         iso__free(a->share_residual[i]);
     }
+    iso__free(a->copies);
     iso__free(a->send);
     iso__free(a->recv);
     iso__free(a->metrics);
@@ -169,6 +189,7 @@ void iso__average_get_stats(const iso__average *a, iso__average_stats *out) { *o
 iso_status iso__average_move_reference(iso__average *a, const float *values) {
     ISO_CHECK(!iso__average_busy(a), ISO_ERR_STATE,
               "a mean over nodes is under way: finish it before setting a reference");
+    if (a->copies) return iso__average_set_copies(a, values);
     if (!a->config.differences) return ISO_OK;
     float *next = a->mean[1 - a->current];
     ISO_CHECK(iso__codec_f32.encode(a->count, values, 1, next), ISO_ERR_STATE,
@@ -186,6 +207,10 @@ iso_status iso__average_set_reference(iso__average *a, const float *values) {
 }
 
 int iso__average_arrays(iso__average *a, iso__average_array item[ISO__AVERAGE_ARRAYS]) {
+    if (a->copies) {
+        item[0] = (iso__average_array){"copies", a->copies, iso__average_copy_count(a)};
+        return 1;
+    }
     if (!a->config.differences) return 0;
     item[0] = (iso__average_array){"reference", a->mean[a->current], a->count};
     if (a->residual_count == 0) return 1;

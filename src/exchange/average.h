@@ -42,6 +42,22 @@
 // it gets its own array, as a message from itself. W is (I + S) / 2 with a symmetric permutation S,
 // so it is symmetric and doubly stochastic (D-PSGD: Lian et al., NeurIPS 2017). In H exchanges,
 // every rank of the lower half meets every one of the upper half.
+//
+// Gossip with differences follows CHOCO-SGD (Koloskova, Stich, Jaggi, ICML 2019). For each of the R
+// or H turns of the peers, a rank keeps a copy y of its own values as the receiver knows them, and
+// a copy z of those of the sender. An exchange sends q = Q(x - y) and receives the sender's q',
+// with a codec Q. Then
+//
+//   y = y + q,   z = z + q',   x = x + (s / 2) (z - y)   with the consensus step s
+//
+// What is y on one end is z on the other, with the same bits: both begin with the same values, and
+// add the same encoded differences. The sum over ranks of z - y is 0 for every Q and every s, so
+// the sum of x stays the same, up to rounding. Nothing needs error feedback, because what q leaves
+// out stays in x - y. With s = 1 and a Q without loss x becomes the mean of the two. A Q that
+// leaves out much needs a small s. The paper proves convergence for a fixed, undirected graph, any
+// Q that leaves less than it gets, and a small s. There ranks need one copy of their own and one
+// sum of copies. Here the graph changes, and messages go to one rank, so each turn has copies of
+// its own: 2 R or 2 H arrays. They change only if all ranks are well.
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
@@ -90,8 +106,10 @@ typedef struct iso__average_config {
     // codec leaves out of a rank's contribution, and of the summed share it sends back, is added to
     // its next one (error feedback: Seide et al., Interspeech 2014; both ways: DoubleSqueeze, Tang
     // et al., ICML 2019). false: values travel. Differences travel with ISO__SHARDS only. Before
-    // the first mean or iso__average_set_reference, values travel in f32.
+    // the first mean or iso__average_set_reference, values travel in f32. Gossip: differences from
+    // copies, see above, which are 0 before iso__average_set_reference.
     bool differences;
+    double consensus_step; // gossip with differences: s, above 0, at most 1
     // true, ignored for f32: values are summed in the order of the nodes, and every addition and
     // the division round to the element type, as HeAT's 16-bit operations do. Must be false with
     // differences, and for a codec that is no element type.
@@ -100,7 +118,8 @@ typedef struct iso__average_config {
     // a whole.
     size_t chunk;
     size_t f64; // f64 elements behind the f32 elements
-    // All but ISO__MEAN require f32, and chunk 0. For gossip, every rank must be a node of its own.
+    // All but ISO__MEAN require chunk 0; ISO__SWAP requires f32, and gossip f32 or differences. For
+    // gossip, every rank must be a node of its own.
     iso__average_kind kind;
     // Ranks start exchanges at different places among their other collectives, so ISO_DEBUG=detail
     // does not compare them.
@@ -146,7 +165,8 @@ iso_status iso__average_finish(iso__average *average, const float **mean,
 
 // Local. The next exchange sends differences from these values (the f32 elements, copied), which
 // must be equal on all ranks. Resets the error feedback. Nothing may be under way. ISO_ERR_STATE
-// for values that are not finite. Does nothing if no differences travel.
+// for values that are not finite. Does nothing if no differences travel. Of gossip, all copies
+// become these values.
 iso_status iso__average_set_reference(iso__average *average, const float *values);
 
 // Local. The same, but keeps the error feedback: what was left out is added to the next difference
@@ -169,7 +189,7 @@ iso_status iso__average_measure(iso__average *average, int repeats, double *ms);
 // Fills item[] and returns the number of arrays (at most ISO__AVERAGE_ARRAYS).
 enum { ISO__AVERAGE_ARRAYS = 3 };
 typedef struct iso__average_array {
-    const char *name; // "reference", "residual", "share_residual"
+    const char *name; // "reference", "residual", "share_residual"; of gossip: "copies"
     float *data;
     size_t count;
 } iso__average_array;

@@ -11,6 +11,9 @@
 // in every element type.
 enum { ISO__AVERAGE_UNIT = 32 };
 
+// A message to one node is a multiple of this, in bytes.
+enum { ISO__AVERAGE_MESSAGE = 64 };
+
 // The types of elements of the array.
 typedef enum iso__average_type {
     ISO__AVERAGE_F32,
@@ -69,6 +72,8 @@ struct iso__average {
     float *mean[2], *residual[2], *share_residual[2];
     size_t residual_count, share_count;
     int current, current_residual;
+    bool with_copies;     // gossip sends differences from copies; `config` then has no differences
+    float *copies;        // see average_gossip.c; NULL: there are none
     iso_request **spread; // one for each shard and type
 
     // The exchange under way.
@@ -115,5 +120,31 @@ size_t iso__average_at(const iso__average *a, iso__average_type type);
 // The elements of a type in the shard of local rank l, with ISO__SHARDS.
 iso__average_range iso__average_shard(const iso__average *a, iso__average_type type, int l);
 bool iso__average_has_reference(const iso__average *a);
+
+// ---- average_gossip.c --------------------------------------------------------------------------------
+
+typedef struct iso__average_peers {
+    int to, from; // ranks of a->leaders
+} iso__average_peers;
+// The number of exchanges after which the peers repeat.
+int iso__average_turns(const iso__average *a);
+iso__average_peers iso__average_choose_peers(const iso__average *a); // of this exchange
+// What arrived is added to what was sent, which is no longer needed. The bits are those of a mean
+// over two nodes. Returns whether all of it is finite.
+bool iso__average_mix(bool f64, size_t count, void *own, const void *peer);
+
+// The following work on all f32 elements, if there are copies: for each turn of the peers, what the
+// receiver knows of this rank's values, and what this rank knows of the sender's. Both ends add the
+// same encoded differences to them, so the bits stay the same on both.
+size_t iso__average_copy_count(const iso__average *a); // floats of all copies; 0: there are none
+// All copies become these values, the same on all ranks. ISO_ERR_STATE if they are not finite.
+iso_status iso__average_set_copies(iso__average *a, const float *values);
+// Encodes x less this rank's copy, and puts x into the result. Whether that was finite.
+bool iso__average_encode_copy(iso__average *a, const float *x, char *to);
+// Adds consensus_step / 2 times the difference of the new copies to the result. Whether all of it
+// is finite. The copies do not change yet.
+bool iso__average_mix_copies(iso__average *a, const char *sent, const char *received);
+// Once all ranks are well: the new copies.
+void iso__average_commit_copies(iso__average *a, const char *sent, const char *received);
 
 #endif

@@ -42,7 +42,7 @@ void iso__average_lay_out(iso__average *a) {
 }
 
 size_t iso__average_f64_base(const iso__average *a, const iso__codec *wire) {
-    return iso__round_up(wire->bytes(a->room[ISO__AVERAGE_F32]), sizeof(double));
+    return iso__round_up(wire->bytes(a->room[ISO__AVERAGE_F32]), ISO__AVERAGE_MESSAGE);
 }
 
 size_t iso__average_room_bytes(const iso__average *a, const iso__codec *wire) {

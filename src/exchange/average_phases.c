@@ -40,6 +40,11 @@ static void note_posted(iso__average *a, iso_status status) {
 
 static bool is_swap(const iso__average *a) { return a->config.kind == ISO__SWAP; }
 
+// Whether differences from copies travel.
+static bool has_copies(const iso__average *a, const iso__average_chunk *c) {
+    return a->copies && c->type == ISO__AVERAGE_F32;
+}
+
 static bool in_place(const iso__average *a) { return a->result == (const float *)(void *)a->send; }
 
 static size_t chunk_bytes(const iso__average *a, const iso__average_chunk *c, size_t count) {
@@ -76,6 +81,7 @@ static bool encode_chunk(iso__average *a, const iso__average_chunk *c, const flo
     float factor = (float)a->factor;
     if (c->type == ISO__AVERAGE_F64)
         return iso__f64_encode(c->count, (const void *)x, a->factor, (void *)to);
+    if (has_copies(a, c)) return iso__average_encode_copy(a, x, to);
     if (!a->as_difference) return a->wire->encode(c->count, x, factor, to);
     const float *reference = a->mean[a->current] + c->first;
     size_t at = c->first - a->carried[ISO__AVERAGE_F32].first;
@@ -95,39 +101,21 @@ static bool all_finite(const iso__average *a, const iso__average_chunk *c, const
     return finite;
 }
 
-typedef struct peers {
-    int to, from;
-} peers;
-
-// ceil(log2 P) distances take turns.
-static peers choose_next(int64_t turn, int rank, int ranks) {
-    int rounds = 1;
-    while (rounds < 30 && 1 << rounds < ranks) rounds++;
-    int distance = (1 << turn % rounds) % ranks;
-    return (peers){(rank + distance) % ranks, (rank - distance + ranks) % ranks};
+static iso__average_peers choose_peers(const iso__average *a) {
+    return is_swap(a) ? (iso__average_peers){a->peer, a->peer} : iso__average_choose_peers(a);
 }
 
-// The lower half of the ranks is shifted along the upper half.
-static peers choose_partner(int64_t turn, int rank, int ranks) {
-    int half = (ranks + 1) / 2, shift = (int)(turn % half);
-    int partner = rank < half ? half + (rank + shift) % half : (rank - shift) % half;
-    if (partner == ranks) partner = rank; // of an odd number of ranks one has none
-    return (peers){partner, partner};
-}
-
-static peers choose_peers(const iso__average *a) {
-    int rank = iso_comm_rank(a->leaders), ranks = a->layout->nodes;
-    if (is_swap(a)) return (peers){a->peer, a->peer};
-    return a->config.kind == ISO__GOSSIP_PAIRS ? choose_partner(a->turn, rank, ranks)
-                                               : choose_next(a->turn, rank, ranks);
+// The buffers end with a whole message, or f64 begins there.
+static size_t message_bytes(const iso__average *a, const iso__average_chunk *c) {
+    return iso__round_up(chunk_bytes(a, c, c->block), ISO__AVERAGE_MESSAGE);
 }
 
 static void send_to_peer(iso__average *a, iso__average_chunk *c) {
     iso_traffic sent = {0};
-    peers with = choose_peers(a);
+    iso__average_peers with = choose_peers(a);
     iso__messages m = {.send = block_of(a, a->send, c, 0),
                        .recv = block_of(a, a->recv, c, 0),
-                       .bytes = chunk_bytes(a, c, c->block),
+                       .bytes = message_bytes(a, c),
                        .to = with.to,
                        .from = with.from};
     const char *name = is_swap(a) ? "exchange of models" : "mean over nodes (gossip)";
@@ -141,13 +129,14 @@ static void send_to_peer(iso__average *a, iso__average_chunk *c) {
 // ranks that sum them.
 static void send_chunk(iso__average *a, iso__average_chunk *c, const float *values) {
     size_t block = chunk_bytes(a, c, c->block), well = chunk_bytes(a, c, c->count);
+    size_t all = iso__average_has_peer(a) ? message_bytes(a, c) : block * iso__average_blocks(a);
     char *to = block_of(a, a->send, c, 0);
     if (!encode_chunk(a, c, values, to)) {
         bool finite = all_finite(a, c, values);
         note_failure(a, finite ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
         well = 0;
     }
-    memset(to + well, 0, block * iso__average_blocks(a) - well);
+    memset(to + well, 0, all - well);
     if (iso__average_has_peer(a)) {
         send_to_peer(a, c);
         return;
@@ -170,27 +159,12 @@ static bool sum_chunk(iso__average *a, const iso__average_chunk *c, char *to) {
     return a->wire->mean(&shares, &feedback, to);
 }
 
-// What arrived is added to what was sent, which is no longer needed. The bits are those of a mean
-// over two nodes.
-static bool mix_values(bool f64, size_t count, void *own, const void *peer) {
-    float *x = own;
-    double *y = own;
-    bool finite = true;
-    for (size_t i = 0; !f64 && i < count; i++) {
-        x[i] = (x[i] + ((const float *)peer)[i]) / 2;
-        finite = finite && isfinite(x[i]);
-    }
-    for (size_t i = 0; f64 && i < count; i++) {
-        y[i] = (y[i] + ((const double *)peer)[i]) / 2;
-        finite = finite && isfinite(y[i]);
-    }
-    return finite;
-}
-
 static void mix_chunk(iso__average *a, const iso__average_chunk *c) {
-    if (!mix_values(c->type == ISO__AVERAGE_F64, c->block, block_of(a, a->send, c, 0),
-                    block_of(a, a->recv, c, 0)))
-        note_failure(a, ISO_CAUSE_RANGE);
+    char *sent = block_of(a, a->send, c, 0), *received = block_of(a, a->recv, c, 0);
+    bool finite = has_copies(a, c)
+                      ? iso__average_mix_copies(a, sent, received)
+                      : iso__average_mix(c->type == ISO__AVERAGE_F64, c->block, sent, received);
+    if (!finite) note_failure(a, ISO_CAUSE_RANGE);
 }
 
 static void send_share(iso__average *a, iso__average_chunk *c) {
@@ -230,8 +204,9 @@ static bool decode_chunk(iso__average *a, const iso__average_chunk *c) {
                             : a->wire->decode(c->count, from, to);
 }
 
+// What came of copies is there already.
 static void read_chunk(iso__average *a, const iso__average_chunk *c) {
-    if (!in_place(a) && !decode_chunk(a, c)) note_failure(a, ISO_CAUSE_RANGE);
+    if (!in_place(a) && !has_copies(a, c) && !decode_chunk(a, c)) note_failure(a, ISO_CAUSE_RANGE);
 }
 
 static iso_status finish_gather(iso__average *a, bool wait) {
@@ -451,6 +426,7 @@ iso_status iso__average_reach(iso__average *a, int progress) {
 static void commit_mean(iso__average *a) {
     if (a->measuring) return;
     a->stats.exchanges++;
+    if (a->copies) iso__average_commit_copies(a, a->send, a->recv);
     if (!a->config.differences) return;
     a->current = 1 - a->current;
     if (a->as_difference) a->current_residual = 1 - a->current_residual;

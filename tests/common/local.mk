@@ -5,6 +5,7 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/mpi_fixture.c tests/co
 tests_common_libiso_testcommon_la_SOURCES += tests/common/fixture.c tests/common/fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/balance.c tests/common/balance.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/gossip_model.h tests/common/tensor_access.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/gossip_fixture.c tests/common/gossip_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/no_memory.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/process_memory.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/any_device.h

@@ -302,8 +302,13 @@ Test(np2_average_faults, wrong_use_is_refused) {
     iso__average *none = NULL;
     mean_case_create(&c, 1, COUNT, &configs[3]);
     iso__average_config bad[] = {
-        {.wire = NULL}, {.wire = &iso__codec_bf16, .differences = true, .round_sums = true}};
-    for (int i = 0; i < 2; i++)
+        {.wire = NULL},
+        {.wire = &iso__codec_bf16, .differences = true, .round_sums = true},
+        {.wire = &iso__codec_bf16, .kind = ISO__SWAP},
+        {.wire = &iso__codec_f32, .chunk = 8, .kind = ISO__GOSSIP},
+        {.wire = &iso__codec_bf16, .kind = ISO__GOSSIP, .consensus_step = 1},
+        {.wire = &iso__codec_bf16, .kind = ISO__GOSSIP, .differences = true}};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         iso_assert_all(iso__average_create(c.routes, 1, &bad[i], &none) == ISO_ERR_ARG);
     iso_assert_all(iso__average_create(c.routes, 0, &configs[0], &none) == ISO_ERR_ARG);
     iso_assert_all(iso__average_start(c.average, x, 1, metrics) == ISO_ERR_ARG);
