@@ -7,6 +7,7 @@
 #ifndef ISOTHERM_TOURNAMENT_H
 #define ISOTHERM_TOURNAMENT_H
 
+#include <isotherm/optim.h>
 #include <isotherm/parallel.h>
 
 #ifdef __cplusplus
@@ -26,7 +27,29 @@ typedef struct iso_match {
     int trainer, partner; // equal if it had no partner
     double own, theirs;   // what decided: of its own model, and of its partner's
     bool took;            // it goes on with its partner's model
+    // The hyperparameters with which it goes on, of the tournament's list; borrowed for the call.
+    const double *hyper;
+    int hyper_count;
 } iso_match;
+
+// A hyperparameter that moves with models, as in population based training (PBT: Jaderberg et al.,
+// "Population Based Training of Neural Networks", 2017, where taking a model with its
+// hyperparameters is `exploit`, and perturbing them `explore`).
+typedef struct iso_tournament_hyper {
+    const char *name; // for messages and iso_match; borrowed until the optimizer is created
+    // Borrowed; must outlive the optimizer. The library reads it when the optimizer is created and
+    // in tournaments, and writes it in tournaments and when a state is loaded. The ranks of a
+    // trainer must have the same value, trainers may have different ones. It may be a field of an
+    // iso_hyper (see iso_tournament_list_hyper), the `lr` of an iso_schedule that the program
+    // applies before each step, or any number that the program uses.
+    //
+    // A schedule that sets `lr` of an iso_hyper replaces what a tournament wrote there: let the
+    // schedule's own `lr` travel instead, or a factor of your own by which you multiply it.
+    double *value;
+    double least, most; // a perturbed value stays within these; equal and 0: no limits
+} iso_tournament_hyper;
+
+enum { ISO_TOURNAMENT_HYPERS = 64 }; // at most
 
 typedef struct iso_tournament {
     // Required. Scores `model`, the module inside the DataParallel, which is in evaluation mode, on
@@ -46,7 +69,31 @@ typedef struct iso_tournament {
     uint64_t seed; // of the pairs, the same on all ranks
     // false: a model that moves brings its optimizer state. true: optimizer state stays.
     bool keep_state;
+
+    // Hyperparameters that a model brings, too; NULL: none. The list is borrowed until the
+    // optimizer is created. All ranks give lists of the same length, with the same limits.
+    // Evaluations and the end of a run choose a model and leave the values of every trainer alone.
+    const iso_tournament_hyper *hyper;
+    int hyper_count;
+    // A trainer that took a model then multiplies each value by 1 - perturb or 1 + perturb, with
+    // equal chances. 0: values stay as they came. 0 <= perturb < 1; PBT: 0.2. The choice follows
+    // from `seed`, the number of the tournament, the trainer and the place in the list.
+    double perturb;
+    // Instead of that; NULL: none. Changes values[count] of a trainer that took a model. Called on
+    // the first rank of the trainer, whose values the other ranks of the trainer get. `random`
+    // follows from `seed`, the tournament and the trainer, so runs repeat. A value must be finite.
+    // If it fails on any rank, every rank gets an error, and no model and no value changes.
+    iso_status (*mutate)(double *values, int count, uint64_t random, void *user);
 } iso_tournament;
+
+// Local. Lists the numbers `names` ("lr", "momentum", "dampening", "weight_decay", "beta1",
+// "beta2", "rho", "alpha", "eps", "lr_decay" or "momentum_decay", separated by ',') of every group
+// of parameters of `optimizer`, also through wrappers, with limits that no optimizer refuses: at
+// least 0, and at most 0.999 for momentum, dampening, beta1, beta2, rho and alpha. Appends to
+// out[room], after the *count entries that it has. The values live as long as the optimizer.
+// ISO_ERR_ARG for another name, and if there is no room.
+iso_status iso_tournament_list_hyper(iso_optimizer *optimizer, const char *names,
+                                     iso_tournament_hyper *out, int room, int *count);
 
 #ifdef __cplusplus
 }

@@ -367,6 +367,18 @@ static uint64_t hash_changes(const iso_daso_config *config) {
     return hash;
 }
 
+// Their values may differ between trainers.
+static uint64_t hash_hypers(const iso_tournament *t) {
+    uint64_t hash = ISO_HASH_START;
+    for (int i = 0; i < t->hyper_count; i++) {
+        const iso_tournament_hyper *h = &t->hyper[i];
+        hash = iso__hash(hash, h->name, strlen(h->name) + 1);
+        hash = iso__hash(hash, &h->least, sizeof(h->least));
+        hash = iso__hash(hash, &h->most, sizeof(h->most));
+    }
+    return hash;
+}
+
 void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room) {
     daso_values v = values_of_daso(config);
     int used = snprintf(text, room, "total_steps: %lld\n", (long long)config->total_steps);
@@ -384,10 +396,14 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
             snprintf(text + used, room - (size_t)used, "gossip: %s, consensus_step %g\n",
                      config->peers == ISO_PEERS_PAIR ? "in pairs" : "yes", config->consensus_step);
     if (config->tournament)
-        used += snprintf(
-            text + used, room - (size_t)used, "tournament: metric %d, seed %llu, keep_state %d\n",
-            (int)config->tournament->metric, (unsigned long long)config->tournament->seed,
-            config->tournament->keep_state);
+        used +=
+            snprintf(text + used, room - (size_t)used,
+                     "tournament: metric %d, seed %llu, keep_state %d, %d hyperparameters %016llx, "
+                     "perturb %.17g, mutate %d\n",
+                     (int)config->tournament->metric, (unsigned long long)config->tournament->seed,
+                     config->tournament->keep_state, config->tournament->hyper_count,
+                     (unsigned long long)hash_hypers(config->tournament),
+                     config->tournament->perturb, config->tournament->mutate != NULL);
     if (config->outer_skip > 0)
         used += snprintf(text + used, room - (size_t)used, "outer_skip: %lld\n",
                          (long long)config->outer_skip);

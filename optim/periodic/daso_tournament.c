@@ -3,6 +3,35 @@
 #include "optim/periodic/sync_plan.h"
 
 #include <math.h>
+#include <string.h>
+
+static iso_status check_hyper(const iso_tournament *t) {
+    ISO_CHECK(t->hyper_count >= 0 && t->hyper_count <= ISO_TOURNAMENT_HYPERS &&
+                  (t->hyper || t->hyper_count == 0),
+              ISO_ERR_ARG,
+              "daso: a tournament has a list of %d hyperparameters%s: give 0 to %d, with the list",
+              t->hyper_count, t->hyper ? "" : " without the list", ISO_TOURNAMENT_HYPERS);
+    ISO_CHECK(t->perturb >= 0 && t->perturb < 1, ISO_ERR_ARG,
+              "daso: perturb of a tournament is %g: give a number of at least 0 and below 1",
+              t->perturb);
+    ISO_CHECK(t->hyper_count > 0 || (t->perturb == 0 && !t->mutate), ISO_ERR_ARG,
+              "daso: a tournament has perturb or mutate, and no hyperparameters to change: list "
+              "them in `hyper`");
+    ISO_CHECK(t->perturb == 0 || !t->mutate, ISO_ERR_ARG,
+              "daso: a tournament has both perturb and mutate: give one of them");
+    for (int i = 0; i < t->hyper_count; i++) {
+        const iso_tournament_hyper *h = &t->hyper[i];
+        ISO_CHECK(h->name && h->value && h->least <= h->most, ISO_ERR_ARG,
+                  "daso: hyperparameter %d of a tournament needs a name, a value, and limits "
+                  "least <= most (both 0: none)",
+                  i);
+        ISO_CHECK(strlen(h->name) < ISO__HYPER_NAME, ISO_ERR_ARG,
+                  "daso: the name of hyperparameter %d of a tournament has %zu characters: give "
+                  "at most %d",
+                  i, strlen(h->name), ISO__HYPER_NAME - 1);
+    }
+    return ISO_OK;
+}
 
 iso_status iso__daso_tournament_check(const iso_daso_config *c) {
     const iso_tournament *t = c->tournament;
@@ -14,6 +43,7 @@ iso_status iso__daso_tournament_check(const iso_daso_config *c) {
               "daso: the metric of a tournament is %d, it must be ISO_TOURNAMENT_LOSS or "
               "ISO_TOURNAMENT_ACCURACY",
               (int)t->metric);
+    ISO_TRY(check_hyper(t));
     bool plain = c->wire == ISO_WIRE_F32 && c->merge == ISO_MERGE_PROGRESS &&
                  c->state == ISO_STATE_SYNC_KEEP && c->policy == ISO_POLICY_FIXED;
     bool single =
@@ -47,4 +77,16 @@ bool iso__tournament_better(iso_tournament_metric metric, double theirs, double 
     if (!isfinite(theirs)) return false;
     if (!isfinite(own)) return true;
     return metric == ISO_TOURNAMENT_LOSS ? theirs < own : theirs > own;
+}
+
+uint64_t iso__tournament_random(uint64_t seed, int64_t turn, int trainer) {
+    iso__philox_key key = iso__philox_key_make(seed, ISO_RNG_MUTATION, (uint64_t)turn);
+    uint32_t counter[4] = {(uint32_t)trainer, 0, 0, 1}, bits[4];
+    iso__philox(key, counter, bits);
+    return (uint64_t)bits[1] << 32 | bits[0];
+}
+
+// One bit for each of at most 64 values.
+void iso__tournament_perturb(double share, uint64_t random, double *values, int count) {
+    for (int i = 0; i < count; i++) values[i] *= (random >> i & 1) ? 1 + share : 1 - share;
 }

@@ -130,6 +130,13 @@ typedef struct iso__match {
     bool chosen;     // all ranks have the model that won, and no step was made since
     int64_t members; // a hash of the trainer of each rank
     int64_t saved[ISO__MATCH_NUMBERS];
+    // Hyperparameters that travel: the list; the values of all trainers, before and after a
+    // tournament; and this trainer's for saved state.
+    int hyper_count;
+    iso_tournament_hyper hyper[ISO_TOURNAMENT_HYPERS];
+    char hyper_name[ISO_TOURNAMENT_HYPERS][ISO__HYPER_NAME];
+    double *before, *after; // [trainers * hyper_count]
+    double saved_hyper[ISO_TOURNAMENT_HYPERS];
 } iso__match;
 
 enum { ISO__PERIODIC_NUMBERS = 16 };
@@ -323,6 +330,23 @@ void iso__match_score_own(iso__periodic *p);
 // Collective. Call it after iso__match_score_own. Scores the partner's model, a flat array, and
 // leaves the better one in place.
 iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const float *model);
+
+// ---- periodic_hyper.c -----------------------------------------------------------------------------
+
+// These do nothing unless hyperparameters travel. open is collective: ISO_ERR_ARG for a value or a
+// list that is refused, ISO_ERR_MISMATCH if the ranks of a trainer have different values.
+iso_status iso__match_hyper_open(iso__periodic *p);
+void iso__match_hyper_close(iso__periodic *p);
+// Collective. Fills in match.after, and changes no value. took: this trainer takes the model of
+// its partner in tournament `turn`. On an error all ranks have one.
+iso_status iso__match_hyper_move(iso__periodic *p, int64_t turn, bool took);
+// Local. Writes this trainer's row of match.after to its values.
+void iso__match_hyper_put(iso__periodic *p);
+// The values of a trainer after the last tournament; NULL: none travel.
+const double *iso__match_hyper_of(const iso__periodic *p, int trainer);
+// Each trainer's own. loaded: ISO_ERR_FORMAT for a number that is not finite.
+iso_status iso__match_hyper_state(iso__periodic *p, iso_state *state);
+iso_status iso__match_hyper_loaded(iso__periodic *p);
 
 // ---- periodic_state.c -----------------------------------------------------------------------------
 

@@ -104,6 +104,8 @@ static iso_match match_of(const iso__periodic *p, int trainer) {
     bool alone = match.partner == trainer;
     match.theirs = alone ? match.own : score_of(p, trainer, true);
     match.took = iso__tournament_better(p->config.tournament->metric, match.theirs, match.own);
+    match.hyper = iso__match_hyper_of(p, trainer);
+    match.hyper_count = p->match.hyper_count;
     return match;
 }
 
@@ -117,6 +119,9 @@ static void tell_matches(const iso__periodic *p) {
                      "tournament after step %lld: trainer %d (%g) %s the model of trainer %d (%g)",
                      (long long)m.step, i, m.own, m.took ? "takes" : "does not take", m.partner,
                      m.theirs);
+        for (int k = 0; m.took && k < m.hyper_count; k++)
+            iso__log(ISO_LOG_INFO, "tournament after step %lld: trainer %d goes on with %s %g",
+                     (long long)m.step, i, p->match.hyper[k].name, m.hyper[k]);
         if (t->told) t->told(&m, t->user);
     }
 }
@@ -140,10 +145,13 @@ iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const f
     status = iso_comm_agree(p->comm, status);
     if (status == ISO_OK) status = share_scores(p, alone ? NULL : &score);
     bool took = status == ISO_OK && match_of(p, own).took;
+    if (status == ISO_OK) status = iso__match_hyper_move(p, x->turns, took);
+    took = took && status == ISO_OK;
     iso_status back = ISO_OK;
     if (kept && !took) back = iso__periodic_put(p, x->first, x->last, p->room);
     ISO_TRY(status); // all ranks have this error
     ISO_TRY(iso_comm_agree(p->comm, back));
+    iso__match_hyper_put(p);
     x->turns++;
     tell_matches(p);
     // Ranks may have passed over different parameters.
@@ -222,6 +230,7 @@ iso_status iso__match_open(iso__periodic *p) {
     const iso_module *model = iso_data_parallel_module(p->data_parallel);
     ISO_TRY(iso_comm_agree(p->comm, allocate_match(&p->match, trainers, model)));
     ISO_TRY(hash_members(p, &p->match.members));
+    ISO_TRY(iso__match_hyper_open(p));
     p->match.choose = choose_model;
     if (trainers == 1 && ranks > 1 && iso_comm_rank(p->comm) == 0)
         iso__log(ISO_LOG_WARN,
@@ -236,6 +245,7 @@ void iso__match_close(iso__periodic *p) {
     iso__free(p->match.partner);
     iso__free(p->match.table);
     iso__free(p->match.mode);
+    iso__match_hyper_close(p);
     p->match = (iso__match){0};
 }
 
@@ -253,8 +263,9 @@ static void list_numbers(const iso__periodic *p, int64_t out[ISO__MATCH_NUMBERS]
 iso_status iso__match_state(iso__periodic *p, iso_state *state) {
     if (!p->config.tournament) return ISO_OK;
     list_numbers(p, p->match.saved);
-    return iso__state_add_own(state, ISO_OWN_RANK0, "daso/trainers", ISO_STATE_I64,
-                              ISO__MATCH_NUMBERS, p->match.saved);
+    ISO_TRY(iso__state_add_own(state, ISO_OWN_RANK0, "daso/trainers", ISO_STATE_I64,
+                               ISO__MATCH_NUMBERS, p->match.saved));
+    return iso__match_hyper_state(p, state);
 }
 
 // Each trainer has its own model: on other ranks there would be nothing but their mean.
@@ -274,5 +285,5 @@ iso_status iso__match_loaded(iso__periodic *p) {
               "from a checkpoint",
               (long long)saved[TRAINERS], ISO_PLURAL(saved[TRAINERS]));
     p->match.chosen = saved[CHOSEN];
-    return ISO_OK;
+    return iso__match_hyper_loaded(p);
 }

@@ -143,6 +143,11 @@ iso_status iso__daso_server_check(const iso_daso_config *config);
 void iso__tournament_pairs(uint64_t seed, int64_t turn, int trainers, int *order, int *partner);
 // Whether the model with the score `theirs` takes the place of one with the score `own`.
 bool iso__tournament_better(iso_tournament_metric metric, double theirs, double own);
+enum { ISO__HYPER_NAME = 32 }; // room for the name of a hyperparameter that travels
+// For what a trainer mutates after tournament `turn`.
+uint64_t iso__tournament_random(uint64_t seed, int64_t turn, int trainer);
+// Multiplies value i by 1 + share if bit i of `random` is set, else by 1 - share. count <= 64.
+void iso__tournament_perturb(double share, uint64_t random, double *values, int count);
 // Only the checks of the levels. ranks 0: not known, those checks are left out.
 iso_status iso__daso_levels_check(const iso_daso_config *config, int ranks);
 // Writes them as iso_daso_levels_parse reads them; "none" without levels.

@@ -146,7 +146,8 @@ enum {
     ISO_RNG_TEST,
     ISO_RNG_AUGMENT,
     ISO_RNG_HOOK,
-    ISO_RNG_PAIRS
+    ISO_RNG_PAIRS,
+    ISO_RNG_MUTATION
 };
 iso__philox_key iso__philox_key_make(uint64_t seed, uint32_t purpose, uint64_t stream);
 void iso__philox(iso__philox_key key, const uint32_t counter[4], uint32_t out[4]);
