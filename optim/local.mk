@@ -49,6 +49,7 @@ libiso_core_la_SOURCES += \
     optim/periodic/periodic_async.c \
     optim/periodic/periodic_create.c \
     optim/periodic/periodic_fragments.c \
+    optim/periodic/periodic_choice.c \
     optim/periodic/periodic_hyper.c \
     optim/periodic/periodic_match.c \
     optim/periodic/periodic_mean.c \

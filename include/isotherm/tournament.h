@@ -69,6 +69,13 @@ typedef struct iso_tournament {
     uint64_t seed; // of the pairs, the same on all ranks
     // false: a model that moves brings its optimizer state. true: optimizer state stays.
     bool keep_state;
+    // Whether the parameter or buffer of this name (as in iso_module_parameters) moves, with its
+    // part of the optimizer state; NULL: all do. Those that stay are each trainer's own: a trainer
+    // scores, and may take, its own model with the partner's values of those that move. All ranks
+    // must choose the same, and at least one parameter (ISO_ERR_ARG). Called when the optimizer is
+    // created only. All values are sent all the same, and evaluations and the end of a run take
+    // the whole model that is best.
+    bool (*moves)(const char *name, void *user);
 
     // Hyperparameters that a model brings, too; NULL: none. The list is borrowed until the
     // optimizer is created. All ranks give lists of the same length, with the same limits.

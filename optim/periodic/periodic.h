@@ -130,6 +130,9 @@ typedef struct iso__match {
     bool chosen;     // all ranks have the model that won, and no step was made since
     int64_t members; // a hash of the trainer of each rank
     int64_t saved[ISO__MATCH_NUMBERS];
+    // What stays when a model moves, in the flat array of the exchange; none: all moves.
+    struct iso__stay *stays;
+    int stay_count;
     // Hyperparameters that travel: the list; the values of all trainers, before and after a
     // tournament; and this trainer's for saved state.
     int hyper_count;
@@ -138,6 +141,11 @@ typedef struct iso__match {
     double *before, *after; // [trainers * hyper_count]
     double saved_hyper[ISO_TOURNAMENT_HYPERS];
 } iso__match;
+
+// Bytes of a flat array.
+typedef struct iso__stay {
+    size_t at, bytes;
+} iso__stay;
 
 enum { ISO__PERIODIC_NUMBERS = 16 };
 
@@ -330,6 +338,15 @@ void iso__match_score_own(iso__periodic *p);
 // Collective. Call it after iso__match_score_own. Scores the partner's model, a flat array, and
 // leaves the better one in place.
 iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const float *model);
+
+// ---- periodic_choice.c ----------------------------------------------------------------------------
+
+// These do nothing unless a tournament chooses what moves. open is local: ISO_ERR_ARG if no
+// parameter moves. *hash: of the choice, which all ranks must agree on.
+iso_status iso__match_choice_open(iso__periodic *p, uint64_t *hash);
+void iso__match_choice_close(iso__periodic *p);
+// Replaces in `model`, the flat array of an exchange, what stays by what it is in `own`.
+void iso__match_choice_keep(const iso__periodic *p, float *model, const float *own);
 
 // ---- periodic_hyper.c -----------------------------------------------------------------------------
 

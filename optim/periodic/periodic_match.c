@@ -132,6 +132,8 @@ static iso_status try_model(iso__periodic *p, const iso__periodic_exchange *x, c
     ISO_TRY(p->match.status);
     ISO_TRY(iso__periodic_fetch(p, x->first, x->last, p->room));
     *kept = true;
+    // The exchange is complete, and its memory the engine's until the next one.
+    iso__match_choice_keep(p, (float *)model, p->room);
     ISO_TRY(iso__periodic_put(p, x->first, x->last, model));
     ISO_TRY(score_model(p, score));
     return ISO_OK;
@@ -224,12 +226,24 @@ static iso_status hash_members(const iso__periodic *p, int64_t *out) {
     return ISO_OK;
 }
 
+static iso_status agree_on_choice(iso__periodic *p) {
+    uint64_t hash = 0;
+    ISO_TRY(iso_comm_agree(p->comm, iso__match_choice_open(p, &hash)));
+    int64_t half = (int64_t)(hash >> 1), most[2] = {half, -half};
+    ISO_TRY(iso_comm_allreduce_i64(p->comm, most, 2, ISO_MAX));
+    ISO_CHECK(most[0] == -most[1], ISO_ERR_MISMATCH,
+              "ranks let different parameters move in tournaments: let `moves` choose the same on "
+              "all ranks");
+    return ISO_OK;
+}
+
 iso_status iso__match_open(iso__periodic *p) {
     int trainers = p->layout->nodes, ranks = iso_comm_size(p->comm);
     if (!p->config.tournament) return ISO_OK;
     const iso_module *model = iso_data_parallel_module(p->data_parallel);
     ISO_TRY(iso_comm_agree(p->comm, allocate_match(&p->match, trainers, model)));
     ISO_TRY(hash_members(p, &p->match.members));
+    ISO_TRY(agree_on_choice(p));
     ISO_TRY(iso__match_hyper_open(p));
     p->match.choose = choose_model;
     if (trainers == 1 && ranks > 1 && iso_comm_rank(p->comm) == 0)
@@ -246,6 +260,7 @@ void iso__match_close(iso__periodic *p) {
     iso__free(p->match.table);
     iso__free(p->match.mode);
     iso__match_hyper_close(p);
+    iso__match_choice_close(p);
     p->match = (iso__match){0};
 }
 

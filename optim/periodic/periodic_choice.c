@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT
+// Tournaments in which some parameters stay with their trainer. See isotherm/tournament.h.
+//
+// A model travels as a whole. What stays is put back into it before it is tried.
+#include "optim/periodic/periodic.h"
+
+#include <string.h>
+
+static void add_piece(iso__periodic *p, size_t at, size_t bytes) {
+    p->match.stays[p->match.stay_count++] = (iso__stay){at, bytes};
+}
+
+// Where the bytes at `data`, memory of an arena of state, are in the flat array.
+static size_t find_place(const iso__periodic *p, const size_t *place, const char *data) {
+    int i = p->parameter_count + p->buffer_count;
+    while (data < (char *)p->span[i].data ||
+           data >= (char *)p->span[i].data + iso__span_bytes(&p->span[i]))
+        i++;
+    return place[i] + (size_t)(data - (char *)p->span[i].data);
+}
+
+// Parameter i, and its part of each state that travels.
+static void keep_parameter(iso__periodic *p, const size_t *place, int last, int i) {
+    const iso__base_optimizer *core = iso__optimizer_innermost(p->inner);
+    const iso__slot *slot = &core->slot[p->span[i].slot];
+    size_t bytes = iso__span_bytes(&p->span[i]);
+    add_piece(p, place[i], bytes);
+    for (int k = 0; k < ISO_OPTIMIZER_STATES && last == p->span_count; k++)
+        if (core->state[k])
+            add_piece(p, find_place(p, place, (char *)core->state[k]->data + slot->offset), bytes);
+}
+
+// The names of the spans of buffers: those that are numbers of f32 or f64.
+static void keep_buffers(iso__periodic *p, const size_t *place, const iso_buffer_list *buffers) {
+    const iso_tournament *t = p->config.tournament;
+    for (int i = 0, span = p->parameter_count; i < buffers->count; i++) {
+        if (buffers->item[i]->value->dtype == ISO_I64) continue;
+        if (!t->moves(buffers->name[i], t->user))
+            add_piece(p, place[span], iso__span_bytes(&p->span[span]));
+        span++;
+    }
+}
+
+static iso_status choose_pieces(iso__periodic *p, size_t *place, const iso_buffer_list *buffers) {
+    const iso_tournament *t = p->config.tournament;
+    const iso__slot *slot = iso__optimizer_innermost(p->inner)->slot;
+    int last = p->exchange[0].last, moving = 0;
+    iso__flat_cursor next = iso__flat_begin(iso__periodic_flat(p, 0, last));
+    for (int i = 0; i < last; i++) place[i] = iso__flat_next(&next, &p->span[i]);
+    for (int i = 0; i < p->parameter_count; i++) {
+        bool moves = t->moves(slot[p->span[i].slot].name, t->user);
+        moving += moves;
+        if (!moves) keep_parameter(p, place, last, i);
+    }
+    ISO_CHECK(moving > 0, ISO_ERR_ARG,
+              "`moves` of a tournament lets none of %d parameters move: let it choose at least one",
+              p->parameter_count);
+    if (last > p->parameter_count) keep_buffers(p, place, buffers);
+    return ISO_OK;
+}
+
+iso_status iso__match_choice_open(iso__periodic *p, uint64_t *hash) {
+    iso_buffer_list buffers;
+    size_t *place = NULL;
+    size_t most = (size_t)(p->parameter_count * (1 + ISO_OPTIMIZER_STATES) + p->buffer_count);
+    if (!p->config.tournament->moves) return ISO_OK;
+    ISO_TRY(iso__alloc_zero(most * sizeof(iso__stay), (void **)&p->match.stays));
+    ISO_TRY(iso_module_buffers(p->data_parallel, &buffers));
+    iso_status status = iso__alloc_zero((size_t)p->span_count * sizeof(*place), (void **)&place);
+    if (status == ISO_OK) status = choose_pieces(p, place, &buffers);
+    iso__free(place);
+    iso_buffer_list_destroy(&buffers);
+    ISO_TRY(status);
+    *hash = iso__hash(ISO_HASH_START, p->match.stays,
+                      (size_t)p->match.stay_count * sizeof(*p->match.stays));
+    return ISO_OK;
+}
+
+void iso__match_choice_close(iso__periodic *p) { iso__free(p->match.stays); }
+
+void iso__match_choice_keep(const iso__periodic *p, float *model, const float *own) {
+    for (int i = 0; i < p->match.stay_count; i++) {
+        const iso__stay *piece = &p->match.stays[i];
+        memcpy((char *)model + piece->at, (const char *)own + piece->at, piece->bytes);
+    }
+}
