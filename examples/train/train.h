@@ -160,7 +160,7 @@ typedef struct train_run {
     bool periodic;                // the strategy exchanges parameters and reports it
     iso_schedule schedule;
     iso_lr_plateau plateau;     // of --schedule plateau
-    double lr;                  // the schedule's, reduced at plateaus
+    double lr, lr_factor;       // the schedule's, reduced at plateaus; of a trainer, else 1
     int64_t *milestones;        // the schedule's
     int64_t steps, epoch_steps; // of the whole run; of an epoch
     train_position at;

@@ -83,6 +83,7 @@ iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, do
     run->schedule = iso_schedule_default(kind, lr, steps);
     run->schedule.warmup_steps = warmup;
     run->lr = lr;
+    run->lr_factor = 1;
     if (!isnan(o->gamma)) run->schedule.gamma = o->gamma;
     // A given momentum is meant; RMSprop has none unless it is given.
     run->schedule.cycle_momentum = isnan(o->momentum) && optimizer != ISO_RMSPROP;
@@ -97,7 +98,7 @@ iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, do
 
 void train_schedule_step(train_run *run) {
     iso_schedule now = run->schedule;
-    now.lr = run->lr;
+    now.lr = run->lr * run->lr_factor;
     iso_schedule_apply(&now, run->at.step, iso_optimizer_hyper(run->optimizer));
 }
 

@@ -72,7 +72,8 @@ iso_status train_sync_setup(train_run *run) {
                                     .replay_count = run->replay_count,
                                     .extends = o->extend};
     iso_tournament tournament;
-    TRY(train_tournament_setup(run, &tournament, &context));
+    iso_tournament_hyper hyper;
+    TRY(train_tournament_setup(run, &tournament, &hyper, &context));
     TRY(iso_settings_create(&context.settings));
     iso_status status = wrap_all(run, &context);
     iso_settings_destroy(&context.settings);

@@ -17,7 +17,8 @@ static iso_status score_model(iso_module *model, iso_evaluation *out, void *user
 }
 
 static void log_match(const iso_match *match, void *user) {
-    iso_json_log *log = ((const train_run *)user)->log; // NULL without --log
+    const train_run *run = user;
+    iso_json_log *log = run->log; // NULL without --log
     iso_json_begin(log, "match");
     iso_json_int(log, "step", match->step);
     iso_json_int(log, "trainer", match->trainer);
@@ -25,6 +26,7 @@ static void log_match(const iso_match *match, void *user) {
     iso_json_double(log, "own", match->own);
     iso_json_double(log, "theirs", match->theirs);
     iso_json_int(log, "took", match->took);
+    iso_json_double(log, "lr", run->lr * match->hyper[0]);
     iso_json_end(log);
 }
 
@@ -41,14 +43,19 @@ static iso_status open_loader(train_run *run) {
     return iso_comm_agree(run->world->comm, status);
 }
 
-iso_status train_tournament_setup(train_run *run, iso_tournament *out,
+iso_status train_tournament_setup(train_run *run, iso_tournament *out, iso_tournament_hyper *hyper,
                                   iso_strategy_context *context) {
     bool wanted = train_setting_of(run->options->sync, "tournament-metric") != NULL;
     if (!wanted || !run->world->validation_set) return ISO_OK;
     TRY(open_loader(run));
     TRY(iso_comm_create(MPI_COMM_SELF, NULL, &run->self));
-    *out = (iso_tournament){
-        .score = score_model, .told = log_match, .user = run, .seed = (uint64_t)run->options->seed};
+    *hyper = (iso_tournament_hyper){.name = "factor of lr", .value = &run->lr_factor};
+    *out = (iso_tournament){.score = score_model,
+                            .told = log_match,
+                            .user = run,
+                            .seed = (uint64_t)run->options->seed,
+                            .hyper = hyper,
+                            .hyper_count = 1};
     context->tournament = out;
     return ISO_OK;
 }

@@ -82,6 +82,10 @@ typedef struct iso_tournament {
     // Evaluations and the end of a run choose a model and leave the values of every trainer alone.
     const iso_tournament_hyper *hyper;
     int hyper_count;
+    // When the optimizer is created, trainer t of T multiplies each value by spread^(2 t / (T - 1)
+    // - 1): the first divides it by `spread`, the last multiplies it. Limits hold. 0 and 1: values
+    // stay as they are; else spread > 0. With one trainer they stay, too.
+    double spread;
     // A trainer that took a model then multiplies each value by 1 - perturb or 1 + perturb, with
     // equal chances. 0: values stay as they came. 0 <= perturb < 1; PBT: 0.2. The choice follows
     // from `seed`, the number of the tournament, the trainer and the place in the list.

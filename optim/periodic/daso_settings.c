@@ -72,6 +72,7 @@ typedef struct daso_values {
     double outer_lr, outer_momentum, mix; // -1: the rule's own
     const char *levels;                   // NULL: none
     int metric, moves;                    // of tournaments
+    double spread, perturb;
 } daso_values;
 
 #define FIELD(name) offsetof(daso_values, config.name)
@@ -262,8 +263,11 @@ const iso_setting iso__tournament_setting[] = {
                 "the higher accuracy, on --validation"},
     {"tournament-state", INDEX, offsetof(daso_values, moves), .choices = "move|keep",
      .initial = "move",
-     .meaning =
-         "move: the model that wins brings its optimizer state; keep: trainers keep theirs"}};
+     .meaning = "move: the model that wins brings its optimizer state; keep: trainers keep theirs"},
+    {"tournament-spread", NUMBER, offsetof(daso_values, spread), 1e-3, 1e3, .initial = "1",
+     .meaning = "trainers begin with learning rates from --lr / X to --lr * X"},
+    {"tournament-perturb", NUMBER, offsetof(daso_values, perturb), 0, 0.99, .initial = "0",
+     .meaning = "a trainer that takes a model multiplies its learning rate by 1 - X or 1 + X"}};
 const iso_setting iso__overlap_setting[] = {{PERIOD},
                                             {WARMUP, .initial = "0"},
                                             {WARMUP_STEPS},
@@ -346,6 +350,8 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
     if (rules->outer.name) v.config.outer = &rules->outer;
     rules->tournament.metric = (iso_tournament_metric)v.metric;
     rules->tournament.keep_state = v.moves == 1;
+    rules->tournament.spread = v.spread;
+    rules->tournament.perturb = v.perturb;
     if (!v.config.outer) v.config.outer_skip = 0; // which has a default
     if (v.levels) ISO_TRY(iso_daso_levels_parse(v.levels, &v.config));
     *config = v.config;
@@ -379,6 +385,15 @@ static uint64_t hash_hypers(const iso_tournament *t) {
     return hash;
 }
 
+static int write_tournament(const iso_tournament *t, char *text, size_t room) {
+    return snprintf(text, room,
+                    "tournament: metric %d, seed %llu, keep_state %d\n"
+                    "hyperparameters: perturb %.9g, spread %.9g, mutate %d, %d of %016llx\n",
+                    (int)t->metric, (unsigned long long)t->seed, t->keep_state, t->perturb,
+                    t->spread, t->mutate != NULL, t->hyper_count,
+                    (unsigned long long)hash_hypers(t));
+}
+
 void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room) {
     daso_values v = values_of_daso(config);
     int used = snprintf(text, room, "total_steps: %lld\n", (long long)config->total_steps);
@@ -396,14 +411,7 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
             snprintf(text + used, room - (size_t)used, "gossip: %s, consensus_step %g\n",
                      config->peers == ISO_PEERS_PAIR ? "in pairs" : "yes", config->consensus_step);
     if (config->tournament)
-        used +=
-            snprintf(text + used, room - (size_t)used,
-                     "tournament: metric %d, seed %llu, keep_state %d, %d hyperparameters %016llx, "
-                     "perturb %.17g, mutate %d\n",
-                     (int)config->tournament->metric, (unsigned long long)config->tournament->seed,
-                     config->tournament->keep_state, config->tournament->hyper_count,
-                     (unsigned long long)hash_hypers(config->tournament),
-                     config->tournament->perturb, config->tournament->mutate != NULL);
+        used += write_tournament(config->tournament, text + used, room - (size_t)used);
     if (config->outer_skip > 0)
         used += snprintf(text + used, room - (size_t)used, "outer_skip: %lld\n",
                          (long long)config->outer_skip);

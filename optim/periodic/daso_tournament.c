@@ -14,9 +14,13 @@ static iso_status check_hyper(const iso_tournament *t) {
     ISO_CHECK(t->perturb >= 0 && t->perturb < 1, ISO_ERR_ARG,
               "daso: perturb of a tournament is %g: give a number of at least 0 and below 1",
               t->perturb);
-    ISO_CHECK(t->hyper_count > 0 || (t->perturb == 0 && !t->mutate), ISO_ERR_ARG,
-              "daso: a tournament has perturb or mutate, and no hyperparameters to change: list "
-              "them in `hyper`");
+    ISO_CHECK(isfinite(t->spread) && t->spread >= 0, ISO_ERR_ARG,
+              "daso: spread of a tournament is %g: give a number above 0, or 0 for none",
+              t->spread);
+    bool changes = t->perturb != 0 || t->mutate || (t->spread != 0 && t->spread != 1);
+    ISO_CHECK(t->hyper_count > 0 || !changes, ISO_ERR_ARG,
+              "daso: a tournament has spread, perturb or mutate, and no hyperparameters to change: "
+              "list them in `hyper`");
     ISO_CHECK(t->perturb == 0 || !t->mutate, ISO_ERR_ARG,
               "daso: a tournament has both perturb and mutate: give one of them");
     for (int i = 0; i < t->hyper_count; i++) {
@@ -44,6 +48,10 @@ iso_status iso__daso_tournament_check(const iso_daso_config *c) {
               "ISO_TOURNAMENT_ACCURACY",
               (int)t->metric);
     ISO_TRY(check_hyper(t));
+    bool warms_up = c->warmup_steps > 0 || (c->warmup_steps < 0 && c->warmup > 0);
+    ISO_CHECK(!warms_up || t->spread == 0 || t->spread == 1, ISO_ERR_ARG,
+              "daso: a tournament with spread has a warm-up, in which all trainers must have equal "
+              "hyperparameters: set spread to 1, or warm-up to 0");
     bool plain = c->wire == ISO_WIRE_F32 && c->merge == ISO_MERGE_PROGRESS &&
                  c->state == ISO_STATE_SYNC_KEEP && c->policy == ISO_POLICY_FIXED;
     bool single =

@@ -114,6 +114,11 @@ static iso_status share_values(iso__periodic *p) {
 
 // ---- A tournament ---------------------------------------------------------------------------------
 
+static double limit_value(const iso_tournament_hyper *h, double value) {
+    if (h->least == 0 && h->most == 0) return value;
+    return value < h->least ? h->least : value > h->most ? h->most : value;
+}
+
 static iso_status mutate_values(const iso__periodic *p, int64_t turn, double *values) {
     const iso_tournament *t = p->config.tournament;
     int count = p->match.hyper_count;
@@ -122,9 +127,7 @@ static iso_status mutate_values(const iso__periodic *p, int64_t turn, double *va
     if (t->perturb > 0) iso__tournament_perturb(t->perturb, random, values, count);
     for (int i = 0; i < count; i++) {
         const iso_tournament_hyper *h = &p->match.hyper[i];
-        bool limits = h->least != 0 || h->most != 0;
-        if (limits && values[i] < h->least) values[i] = h->least;
-        if (limits && values[i] > h->most) values[i] = h->most;
+        values[i] = limit_value(h, values[i]);
         ISO_CHECK(isfinite(values[i]), ISO_ERR_ARG,
                   "hyperparameter \"%s\" of trainer %d became %g after a tournament: let `mutate` "
                   "give finite numbers, or set limits",
@@ -175,9 +178,21 @@ static iso_status copy_list(iso__periodic *p) {
     return ISO_OK;
 }
 
+static void spread_values(iso__periodic *p) {
+    int last = p->layout->nodes - 1;
+    double spread = p->config.tournament->spread;
+    if (spread == 0 || spread == 1 || last == 0) return;
+    double factor = pow(spread, 2.0 * p->layout->node_index / last - 1);
+    for (int i = 0; i < p->match.hyper_count; i++) {
+        const iso_tournament_hyper *h = &p->match.hyper[i];
+        *h->value = limit_value(h, *h->value * factor);
+    }
+}
+
 iso_status iso__match_hyper_open(iso__periodic *p) {
     if (p->config.tournament->hyper_count == 0) return ISO_OK;
     ISO_TRY(iso_comm_agree(p->comm, copy_list(p)));
+    spread_values(p);
     return share_values(p);
 }
 

@@ -323,6 +323,26 @@ Test(np2_tournament_hyper, lists_name_the_numbers_of_all_groups) {
     tournament_close(&h.r);
 }
 
+// Equal ratios from the first trainer to the last, within the limits: 1 for the first value.
+static void first_values_spread(int ranks_per_node, double wanted0, double wanted1) {
+    hyper_run h;
+    telling = &h;
+    describe(&h, ranks_per_node, 0, 0);
+    h.r.tournament.spread = 4;
+    h.value[0] = h.value[1] = 0.5;
+    iso_assert_ok(tournament_open(&h.r));
+    iso_assert_all(fabs(h.value[0] - wanted0) < 1e-15 && fabs(h.value[1] - wanted1) < 1e-15);
+    tournament_close(&h.r);
+}
+Test(np3_tournament_hyper, first_values_spread) {
+    static const double wanted0[] = {0.125, 0.5, 1}, wanted1[] = {0.125, 0.5, 2};
+    first_values_spread(1, wanted0[test_rank], wanted1[test_rank]);
+    first_values_spread(3, 0.5, 0.5); // one trainer
+}
+Test(np4_tournament_hyper, first_values_spread) {
+    first_values_spread(2, test_rank < 2 ? 0.125 : 1, test_rank < 2 ? 0.125 : 2);
+}
+
 // ---- Wrong use ------------------------------------------------------------------------------------
 
 static bool refused(hyper_run *h, iso_status status, const char *said) {
@@ -339,8 +359,11 @@ Test(np2_tournament_hyper, wrong_lists_are_refused) {
                                        "has a list of 2 hyperparameters without the list",
                                        "hyperparameter 1 of a tournament needs a name",
                                        "hyperparameter 0 of a tournament needs a name",
-                                       "has 40 characters"};
-    for (int i = 0; i < 9; i++) {
+                                       "has 40 characters",
+                                       "spread of a tournament is -2:",
+                                       "no hyperparameters to change",
+                                       "with spread has a warm-up"};
+    for (int i = 0; i < 12; i++) {
         hyper_run h;
         iso_tournament *t = &h.r.tournament;
         describe(&h, 1, 0, i == 0 ? 1 : i == 1 ? -0.5 : 0.2);
@@ -351,6 +374,9 @@ Test(np2_tournament_hyper, wrong_lists_are_refused) {
         if (i == 6) h.hyper[1].value = NULL;
         if (i == 7) h.hyper[0].least = 2;
         if (i == 8) h.hyper[0].name = "0123456789012345678901234567890123456789";
+        if (i >= 9) t->spread = i == 9 ? -2 : 2;
+        if (i == 10) t->hyper_count = 0, t->perturb = 0;
+        if (i == 11) h.r.c.daso.warmup_steps = 3;
         iso_assert_all(refused(&h, ISO_ERR_ARG, said[i]));
     }
     hyper_run h;

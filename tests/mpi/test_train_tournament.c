@@ -43,7 +43,7 @@ static void train(const char *more, train_result *result) {
 
 typedef struct match_line {
     int step, trainer, partner, took;
-    double own, theirs;
+    double own, theirs, lr;
 } match_line;
 
 // Rank 0's log. Returns how many there were.
@@ -53,10 +53,11 @@ static int read_matches(match_line *out, int room) {
     FILE *from = fopen(path, "r");
     while (from && count < room && fgets(line, sizeof(line), from)) {
         match_line *m = &out[count];
-        count += sscanf(line,
-                        "{\"event\":\"match\",\"step\":%d,\"trainer\":%d,\"partner\":%d,"
-                        "\"own\":%lf,\"theirs\":%lf,\"took\":%d}",
-                        &m->step, &m->trainer, &m->partner, &m->own, &m->theirs, &m->took) == 6;
+        count +=
+            sscanf(line,
+                   "{\"event\":\"match\",\"step\":%d,\"trainer\":%d,\"partner\":%d,"
+                   "\"own\":%lf,\"theirs\":%lf,\"took\":%d,\"lr\":%lf}",
+                   &m->step, &m->trainer, &m->partner, &m->own, &m->theirs, &m->took, &m->lr) == 7;
     }
     if (from) fclose(from);
     return count;
@@ -117,11 +118,49 @@ Test(np4_train_tournament, a_rank_may_have_no_image) {
     train_world_close(&world);
 }
 
+static bool is_near(double a, double b) { return fabs(a - b) <= 1e-9 * b; }
+
+// Trainers begin with 0.02 / 2 and 0.02 * 2. One that takes a model gets a quarter more or less
+// than its partner had.
+Test(np2_train_tournament, learning_rates_move_with_models) {
+    static const char *const options = "--lr 0.02 --schedule constant --tournament-perturb 0.25";
+    train_result result, same, other;
+    char more[300];
+    match_line m[2 * MATCHES + 2] = {{0}};
+    double lr[2] = {0.01, 0.04};
+    bool good = true;
+    int moved = 0;
+    open_world(1);
+    snprintf(more, sizeof(more), "%s --tournament-spread 2 --log %s", options, path);
+    train(more, &result);
+    if (test_rank == 0) {
+        good = read_matches(m, 2 * MATCHES + 2) == 2 * MATCHES;
+        for (int k = 0; k < 2 * MATCHES; k += 2) {
+            const double before[2] = {lr[0], lr[1]};
+            for (int i = 0; i < 2; i++) {
+                double now = m[k + i].lr, of = before[m[k + i].took ? 1 - i : i];
+                bool perturbed = is_near(now, 0.75 * of) || is_near(now, 1.25 * of);
+                good = good && (m[k + i].took ? perturbed : is_near(now, of));
+                moved += m[k + i].took;
+                lr[i] = now;
+            }
+        }
+        remove(path);
+    }
+    iso_assert_all(good && (test_rank > 0 || moved > 0));
+    snprintf(more, sizeof(more), "%s --tournament-spread 2", options);
+    train(more, &same);
+    train(options, &other);
+    iso_assert_all(strcmp(result.hash, same.hash) == 0 && strcmp(result.hash, other.hash) != 0);
+    train_world_close(&world);
+}
+
 // With evaluations on the way, in which all have the best model, and models under way.
 Test(np3_train_tournament, goes_on_with_the_same_bits) {
     char more[300], name[120];
     train_result whole, resumed;
-    const char *options = "--wait 2 --eval-every 3 --checkpoint-every 5 --overwrite --checkpoint";
+    const char *options = "--wait 2 --tournament-spread 3 --tournament-perturb 0.2 --eval-every 3 "
+                          "--checkpoint-every 5 --overwrite --checkpoint";
     open_world(1);
     snprintf(more, sizeof(more), "%s %s", options, path);
     train(more, &whole);
