@@ -98,7 +98,7 @@ refused 0 "auto where it means nothing" '--local-skip auto: give a whole number'
 refused 0 "a wait longer than the period" '--wait 5 is longer than --period 4' --sync daso --period 4 --wait 5
 refused 0 "two options that say the same" '--warmup-steps replaces --warmup: give only one of them' --sync daso \
     --warmup 0.1 --warmup-steps 3
-refused 2 "math of a GPU on the CPU" '--math bf16 needs a GPU, but --device is cpu' --math bf16 --data nowhere
+refused 2 "math of a GPU on the CPU" '--math tf32 needs a GPU, but --device is cpu' --math tf32 --data nowhere
 refused 2 "math that rounds f64" '--math tf32 rounds f32: remove' --dtype f64 --math tf32 --device cuda --data nowhere
 refused 2 "rounding of f64" '--wire bf16 needs f32: remove' --dtype f64 --wire bf16 --data nowhere
 # Whatever the data are, and so before they are looked for.
@@ -252,6 +252,22 @@ for mode in pad:6 drop:4 overlap:6; do
     [ -s hashes ] && [ "$(field steps "$out/log")" = ${mode#*:} ]
     result $? "trains with --sampler ${mode%:*}"
 done
+
+# bf16 on the CPU: it learns where the processor has it, and is refused elsewhere.
+export ISO_CPU_KERNELS=reference
+refused 2 "bf16 of plain kernels" 'have no math bf16: use math f32' --math bf16 --data colours
+unset ISO_CPU_KERNELS
+export DNNL_MAX_CPU_ISA=AVX512_CORE
+refused 2 "bf16 of a processor without it" 'no math bf16|no bf16 instructions' --math bf16 --data colours
+unset DNNL_MAX_CPU_ISA
+run_anew 2 "$train" --data colours --model mlp --math bf16 --batch 8 --epochs 3 --quiet --log "$out/log"
+if grep -q 'no math bf16\|no bf16 instructions' stderr; then
+    echo "learns with --math bf16" >>results
+    echo "ok - learns with --math bf16 # SKIP this processor has no AVX512_BF16, or this build no oneDNN"
+else
+    [ "$status" = 0 ] && [ "$(field test_accuracy "$out/log")" = 1 ]
+    result $? "learns with --math bf16"
+fi
 
 # The same batch norms on 2 ranks, each over its own batch or over both.
 own=$(hash_of --data good --model resnet18 --batch 2 --steps 2)

@@ -18,11 +18,11 @@ static iso_status check_wire(const train_options *o) {
 
 static iso_status check_math(const train_options *o) {
     bool rounds_factors = strcmp(o->math, "f32") != 0;
-    if (rounds_factors && strncmp(o->device, "cuda", 4) != 0)
+    if (strcmp(o->math, "tf32") == 0 && strncmp(o->device, "cuda", 4) != 0)
         return train_error(ISO_ERR_ARG,
-                           "--math %s needs a GPU, but --device is %s: remove it, or give "
+                           "--math tf32 needs a GPU, but --device is %s: remove it, or give "
                            "--device cuda",
-                           o->math, o->device);
+                           o->device);
     if (rounds_factors && strcmp(o->dtype, "f32") != 0)
         return train_error(ISO_ERR_ARG, "--math %s rounds f32: remove it or --dtype %s", o->math,
                            o->dtype);

@@ -188,7 +188,7 @@ const train_option train_option_table[] = {
     OF(SHARED | OUTSIDE, TEXT("device", device), .choices = "cpu|cuda|cuda:N", .initial = "cpu",
        .meaning = "device; cuda: the GPUs of a node are assigned to its ranks round-robin"),
     OF(SHARED, CHOICE("math", math), .choices = "f32|tf32|bf16", .initial = "f32",
-       .meaning = "precision of matrix products on a GPU; bf16: also of activations"),
+       .meaning = "precision of matrix products; bf16 on a GPU: also of activations; tf32: GPUs only"),
     OF(SHARED, CHOICE("dtype", dtype), .choices = "f32|f64", .initial = "f32",
        .meaning = "type of images, parameters and arithmetic"),
     OF(RUN, CHOICE("kernels", kernels), .choices = "fixed|tuned", .initial = "fixed",

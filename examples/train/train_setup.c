@@ -123,7 +123,9 @@ static iso_status build_model(train_run *run) {
     iso_dtype dtype;
     TRY(iso_dtype_parse(options->dtype, &dtype));
     TRY(iso_module_to(run->model, dtype));
-    if (strcmp(options->math, "bf16") == 0 && dtype == ISO_F32) TRY(round_activations(run));
+    bool on_gpu = strcmp(iso_device_name(run->world->device), "cpu") != 0;
+    if (on_gpu && strcmp(options->math, "bf16") == 0 && dtype == ISO_F32)
+        TRY(round_activations(run));
     TRY(create_losses(run));
     // The others get rank 0's parameters later.
     if (options->load && run->world->rank == 0) TRY(train_checkpoint_load(run));

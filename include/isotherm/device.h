@@ -58,8 +58,14 @@ iso_status iso_device_set_threads(iso_device *device, int n);
 // on. "f32", the default: not at all. GPUs have two faster modes: "tf32" rounds to 10 bits of
 // mantissa, "bf16" to 7 (convolutions by cuDNN then use tf32). Sums are always f32, f64 stays f64,
 // and activations stay f32. With bf16 activations GPUs are faster still, see
-// iso_autocast_create_take. ISO_ERR_ARG for another name, ISO_ERR_UNSUPPORTED if the device lacks
-// the mode.
+// iso_autocast_create_take.
+//
+// CPUs with AVX512_BF16 or AMX have "bf16" with the oneDNN kernels, for the forward and both
+// backwards of linear layers and convolutions. The gradient of a bias is then summed from the
+// rounded gradient of the output. A fixed rule on sizes keeps f32 where rounding takes longer than
+// it saves: small layers, and 3x3 convolutions that Winograd's algorithm computes faster.
+//
+// ISO_ERR_ARG for another name, ISO_ERR_UNSUPPORTED if the device lacks the mode.
 iso_status iso_device_set_math(iso_device *device, const char *name);
 
 // ---- Kernel tuning ----

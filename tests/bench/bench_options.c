@@ -26,7 +26,7 @@ static const char usage[] =
     "  --threads N      of each rank (1)\n"
     "  --tuned          kernels that are the fastest in a first step, not the rule's\n"
     "  --device NAME    cpu, cuda (ranks of a host take its GPUs in turn) or cuda:N (cpu)\n"
-    "  --math MODE      products of a GPU: f32, tf32, or bf16 with activations of bf16 (f32)\n"
+    "  --math MODE      products: f32, tf32 or bf16; on a GPU bf16 is of activations too (f32)\n"
     "  --graphs MODE    whether steps of a GPU run as CUDA graphs: on or off\n"
     "  --wire NAME      how gradients travel: a communication hook (f32); powersgd begins at once\n"
     "--model, --batch, --math, --graphs and --wire take lists too (64,256): every combination is "

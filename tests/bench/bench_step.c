@@ -83,7 +83,7 @@ static void make_replica(bench *b, iso_sync sync) {
     iso_module *model;
     iso_optimizer *sgd;
     bench_require(model_create(b->o->model, b->on.device, &shape, false, &rng, &model));
-    if (strcmp(b->o->math, "bf16") == 0) {
+    if (b->on.beside && strcmp(b->o->math, "bf16") == 0) {
         bench_require(iso_autocast_create_take(model, ISO_BF16, &model));
         bench_require(iso_autocast_keep_output(model, true));
     }

@@ -24,6 +24,8 @@ tests_mpi_by_weight_mpi_SOURCES = tests/mpi/test_by_weight.c \
     tests/mpi/test_by_weight_modules.c
 MPI_TESTS += tests/mpi/half_reducer.mpi
 tests_mpi_half_reducer_mpi_SOURCES = tests/mpi/test_half_reducer.c
+MPI_TESTS += tests/mpi/cpu_bf16_ranks.mpi
+tests_mpi_cpu_bf16_ranks_mpi_SOURCES = tests/mpi/test_cpu_bf16_ranks.c
 MPI_TESTS += tests/mpi/data_parallel.mpi
 tests_mpi_data_parallel_mpi_SOURCES = tests/mpi/test_data_parallel.c
 MPI_TESTS += tests/mpi/dp_tuples.mpi

@@ -61,8 +61,9 @@ static void linear_backward(const target *on) {
 }
 Test(device, linear_backward_matches_the_oracle) { on_each_activation_target(linear_backward); }
 
-Test(device, only_gpus_round_factors) {
+Test(device, plain_kernels_do_not_round_factors) {
     iso_device *device;
+    setenv("ISO_CPU_KERNELS", "reference", 1);
     OK(iso_device_create("cpu", &device));
     OK(iso_device_set_math(device, "f32"));
     cr_assert(iso_device_set_math(device, "tf32") == ISO_ERR_UNSUPPORTED);

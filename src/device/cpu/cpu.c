@@ -55,9 +55,11 @@ static iso_status cpu_set_threads(iso_device *self, int n) {
 }
 
 static iso_status cpu_set_math(iso_device *self, const char *name) {
-    (void)self;
-    ISO_CHECK(strcmp(name, "f32") == 0, ISO_ERR_UNSUPPORTED,
-              "the CPU multiplies f32 as f32, not as %s: use math f32, or a GPU", name);
+    ISO_CHECK(
+        strcmp(name, "f32") == 0, ISO_ERR_UNSUPPORTED,
+        "the CPU kernels in use here (%s) have no math %s: use math f32, oneDNN for bf16, or a "
+        "GPU",
+        self->description, name);
     return ISO_OK;
 }
 

@@ -44,6 +44,8 @@ typedef struct iso__cpu {
     iso_device base;
     iso_device_ops ops;
     iso_kernel_ops f32, f64; // plain kernels, some overwritten
+    bool bf16;               // math: linear layers and convolutions round what they multiply
+    bool bf16_always;        // of tests: also where that takes longer than f32
     int64_t block;           // channels in a block of the blocked layout, which only f32 has
     void (*gemm[ISO_F64 + 1])(const iso__gemm_args *args); // by element type
     struct iso__tuner *tuner;                              // of the oneDNN kernels

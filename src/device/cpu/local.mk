@@ -33,5 +33,6 @@ libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_conv.c
 libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_impl.h
 libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_kernel.c
 libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_linear.c
+libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_math.c
 libiso_core_la_SOURCES += src/device/cpu/onednn/onednn_tune.c
 endif

@@ -30,6 +30,7 @@ iso_status iso__cpu_use_onednn(iso__cpu *cpu) {
     iso__onednn_fill_tune(&cpu->ops);
     cpu->block = strcmp(isa_name(), "avx512_core") == 0 ? 16 : 8;
     cpu->ops.set_threads = set_threads;
+    iso__onednn_fill_math(&cpu->ops);
     iso__onednn_fill_conv(&cpu->f32);
     iso__onednn_fill_linear(&cpu->f32);
     ISO_TRY(set_threads(&cpu->base, 1));

@@ -25,6 +25,23 @@ typedef struct iso__onednn_key {
 } iso__onednn_key;
 enum { ISO_ONEDNN_FLAGS = 2, ISO_ONEDNN_ROWS = 3, ISO_ONEDNN_RULE = 19 }; // indices of value
 enum { ISO_ONEDNN_ACCUMULATE = 4 | 8 }; // flags: weight and bias gradients are added to
+enum { ISO_ONEDNN_BF16 = 64 };          // flag: what is multiplied is rounded to bf16
+
+// Element types of x, w and y. The two that are multiplied are bf16 if the products are, and the
+// result is f32: y, w or x.
+typedef struct iso__onednn_types {
+    dnnl_data_type_t x, w, y;
+} iso__onednn_types;
+enum {
+    ISO_ONEDNN_RESULT_Y,
+    ISO_ONEDNN_RESULT_W,
+    ISO_ONEDNN_RESULT_X,
+    ISO_ONEDNN_NO_RESULT // of the forward that a backward is described with
+};
+iso__onednn_types iso__onednn_types_of(bool bf16, int result);
+// Whether to round to bf16: the math is bf16, and so many multiplications take longer in f32 than
+// rounding so many operands. Depends on the sizes only, so that all ranks decide alike.
+bool iso__onednn_rounds(const iso__cpu *cpu, int64_t multiplications, int64_t operands);
 
 // The kernels for one problem: that of the fixed rule, and the candidates. ISO_ONEDNN_CANDIDATES is
 // the maximum number of candidates.
@@ -74,6 +91,7 @@ iso_status iso__onednn_execute(iso__cpu *cpu, const iso__onednn_problem *problem
 iso_status iso__tuner_create(struct iso__tuner **out);
 void iso__tuner_destroy(struct iso__tuner **tuner);
 
+void iso__onednn_fill_math(iso_device_ops *ops);
 void iso__onednn_fill_tune(iso_device_ops *ops);
 void iso__onednn_fill_conv(iso_kernel_ops *ops);
 void iso__onednn_fill_linear(iso_kernel_ops *ops);

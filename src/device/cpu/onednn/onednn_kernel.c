@@ -201,9 +201,17 @@ static iso_status place_scratch(iso__cpu *cpu, iso__onednn_kernel *kernel, size_
 static void name_kernel(iso__onednn_kernel *kernel, const_dnnl_primitive_desc_t pd) {
     const char *name = NULL;
     int conversions = 0;
+    bool bf16 = false;
     dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name);
-    for (int i = 0; i < ISO_ONEDNN_ARGS; i++) conversions += kernel->ports[i].reorder != NULL;
-    int used = snprintf(kernel->name, sizeof(kernel->name), "oneDNN %s", name ? name : "");
+    for (int i = 0; i < ISO_ONEDNN_ARGS; i++) {
+        const dnnl_memory_desc_t *inner = NULL;
+        if (!kernel->ports[i].reorder) continue;
+        conversions++;
+        dnnl_memory_get_memory_desc(kernel->ports[i].inner, &inner);
+        bf16 = bf16 || (inner && inner->data_type == dnnl_bf16);
+    }
+    int used = snprintf(kernel->name, sizeof(kernel->name), "oneDNN %s%s", name ? name : "",
+                        bf16 ? ", bf16" : "");
     if (conversions > 0 && used < (int)sizeof(kernel->name))
         snprintf(kernel->name + used, sizeof(kernel->name) - (size_t)used, " +%d reorder%s",
                  conversions, conversions > 1 ? "s" : "");

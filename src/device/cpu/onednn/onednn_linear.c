@@ -11,12 +11,15 @@
 
 enum { FORWARD = 100, BACKWARD_PARAMS, BACKWARD_INPUT };
 
-enum { WIDE, PLAIN, BLOCKED, CANDIDATES };
+// In bf16 a matrix product takes the place of the kernel for AVX-512: it copies the weights that it
+// works on into its own layout, which is faster than conversions of all weights.
+enum { WIDE, PLAIN, BLOCKED, CANDIDATES, MATMUL = WIDE };
 
 typedef struct problem {
     int operation;
     int64_t rows, in, out;
     bool bias, accumulate_w, accumulate_b;
+    bool bf16; // what is multiplied is rounded to bf16
     iso_activation act;
 } problem;
 
@@ -32,14 +35,14 @@ typedef struct layouts {
     dnnl_memory_desc_t x, w, b, y;
 } layouts;
 
-// `wanted`: as the kernel may have them, else as the caller does.
-static iso_status layouts_of(const problem *p, bool wanted, layouts *out) {
+// `wanted`: weights as the kernel may have them, else as the caller does.
+static iso_status layouts_of(const problem *p, bool wanted, iso__onednn_types t, layouts *out) {
     dnnl_dims_t x = {p->rows, p->in}, w = {p->out, p->in}, y = {p->rows, p->out};
-    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->x, 2, x, dnnl_f32, dnnl_ab));
-    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->w, 2, w, dnnl_f32,
-                                              wanted ? dnnl_format_tag_any : dnnl_ab));
+    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->x, 2, x, t.x, dnnl_ab));
+    ISO_TRY_DNNL(
+        dnnl_memory_desc_init_by_tag(&out->w, 2, w, t.w, wanted ? dnnl_format_tag_any : dnnl_ab));
     ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->b, 1, w, dnnl_f32, dnnl_a));
-    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->y, 2, y, dnnl_f32, dnnl_ab));
+    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->y, 2, y, t.y, dnnl_ab));
     return ISO_OK;
 }
 
@@ -52,8 +55,9 @@ static dnnl_status_t forward_pd(const problem *p, const layouts *l, dnnl_primiti
                                   : status;
 }
 
-static dnnl_status_t backward_pd(const problem *p, const layouts *l, dnnl_primitive_attr_t attr,
-                                 dnnl_engine_t engine, dnnl_primitive_desc_t *out) {
+static dnnl_status_t backward_pd(const problem *p, const layouts *l, const layouts *h,
+                                 dnnl_primitive_attr_t attr, dnnl_engine_t engine,
+                                 dnnl_primitive_desc_t *out) {
     dnnl_inner_product_desc_t desc;
     dnnl_primitive_desc_t hint;
     dnnl_status_t status;
@@ -62,27 +66,58 @@ static dnnl_status_t backward_pd(const problem *p, const layouts *l, dnnl_primit
                                                                p->bias ? &l->b : NULL, &l->y);
     else
         status = dnnl_inner_product_backward_data_desc_init(&desc, &l->x, &l->w, &l->y);
-    if (status == dnnl_success) status = forward_pd(p, l, attr, engine, &hint);
+    if (status == dnnl_success) status = forward_pd(p, h, attr, engine, &hint);
     if (status != dnnl_success) return status;
     status = dnnl_primitive_desc_create(out, &desc, attr, engine, hint);
     dnnl_primitive_desc_destroy(hint);
     return status;
 }
 
-static iso_status create_kernel(iso__cpu *cpu, const problem *p, bool blocked,
+// y = x w' + b. Sets the layouts of the caller, too.
+static dnnl_status_t matmul_pd(const problem *p, dnnl_primitive_attr_t attr, dnnl_engine_t engine,
+                               layouts *l, dnnl_primitive_desc_t *out) {
+    dnnl_dims_t x = {p->rows, p->in}, w = {p->in, p->out}, b = {1, p->out}, y = {p->rows, p->out};
+    dnnl_memory_desc_t x16, w16;
+    dnnl_matmul_desc_t desc;
+    dnnl_status_t status = dnnl_memory_desc_init_by_tag(&x16, 2, x, dnnl_bf16, dnnl_ab);
+    if (!status) status = dnnl_memory_desc_init_by_tag(&w16, 2, w, dnnl_bf16, dnnl_ba);
+    if (!status) status = dnnl_memory_desc_init_by_tag(&l->x, 2, x, dnnl_f32, dnnl_ab);
+    if (!status) status = dnnl_memory_desc_init_by_tag(&l->w, 2, w, dnnl_f32, dnnl_ba);
+    if (!status) status = dnnl_memory_desc_init_by_tag(&l->b, 2, b, dnnl_f32, dnnl_ab);
+    if (!status) status = dnnl_memory_desc_init_by_tag(&l->y, 2, y, dnnl_f32, dnnl_ab);
+    if (!status) status = dnnl_matmul_desc_init(&desc, &x16, &w16, p->bias ? &l->b : NULL, &l->y);
+    return status ? status : dnnl_primitive_desc_create(out, &desc, attr, engine, NULL);
+}
+
+static iso_status describe_kernel(iso__cpu *cpu, const problem *p, int candidate,
+                                  dnnl_primitive_attr_t attr, layouts *l,
+                                  dnnl_primitive_desc_t *out) {
+    dnnl_engine_t engine = iso__onednn_engine(cpu);
+    if (candidate == MATMUL) {
+        ISO_TRY_DNNL(matmul_pd(p, attr, engine, l, out));
+        return ISO_OK;
+    }
+    layouts kernel, hint;
+    bool blocked = candidate == BLOCKED;
+    ISO_TRY(layouts_of(p, false, iso__onednn_types_of(false, 0), l));
+    ISO_TRY(layouts_of(p, blocked, iso__onednn_types_of(p->bf16, p->operation - FORWARD), &kernel));
+    ISO_TRY(layouts_of(p, blocked, iso__onednn_types_of(p->bf16, ISO_ONEDNN_NO_RESULT), &hint));
+    ISO_TRY_DNNL(p->operation == FORWARD ? forward_pd(p, &kernel, attr, engine, out)
+                                         : backward_pd(p, &kernel, &hint, attr, engine, out));
+    return ISO_OK;
+}
+
+static iso_status create_kernel(iso__cpu *cpu, const problem *p, int candidate,
                                 const iso__onednn_key *key, iso__onednn_kernel **out) {
     bool forward = p->operation == FORWARD, params = p->operation == BACKWARD_PARAMS;
     bool input = p->operation == BACKWARD_INPUT;
-    layouts l, kernel;
+    layouts l;
     dnnl_primitive_attr_t attr;
     dnnl_primitive_desc_t pd;
-    ISO_TRY(layouts_of(p, false, &l));
-    ISO_TRY(layouts_of(p, blocked, &kernel));
     ISO_TRY(iso__onednn_attributes(p->act, &attr));
-    dnnl_status_t status = forward ? forward_pd(p, &kernel, attr, iso__onednn_engine(cpu), &pd)
-                                   : backward_pd(p, &kernel, attr, iso__onednn_engine(cpu), &pd);
+    iso_status status = describe_kernel(cpu, p, candidate, attr, &l, &pd);
     dnnl_primitive_attr_destroy(attr);
-    ISO_TRY_DNNL(status);
+    ISO_TRY(status);
     iso__onednn_arg args[ISO_ONEDNN_ARGS] = {
         {input ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, l.x, input, false},
         {params ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, l.w, params, p->accumulate_w},
@@ -98,7 +133,7 @@ static iso_status create_kernel(iso__cpu *cpu, const problem *p, bool blocked,
 // ---- Candidates -----------------------------------------------------------------------------------
 
 static bool suits_wide(const iso__cpu *cpu, const problem *p) {
-    return cpu->block == 16 && p->operation == FORWARD &&
+    return cpu->block == 16 && !p->bf16 && p->operation == FORWARD &&
            iso__cpu_wide_suits(p->rows, p->in, p->out);
 }
 
@@ -119,15 +154,17 @@ static iso_status run_wide(iso__cpu *cpu, const task *t) {
 static iso_status run_candidate(iso__cpu *cpu, const iso__onednn_problem *base, int candidate) {
     const task *t = iso_container_of(base, const task, base);
     bool wide = suits_wide(cpu, &t->p);
-    if (candidate == ISO_ONEDNN_BY_RULE) candidate = wide ? WIDE : PLAIN;
-    if (candidate == WIDE) return wide ? run_wide(cpu, t) : (iso_status)ISO_ERR_UNSUPPORTED;
+    bool matmul = t->p.bf16 && t->p.operation == FORWARD;
+    if (candidate == ISO_ONEDNN_BY_RULE) candidate = matmul ? MATMUL : wide ? WIDE : PLAIN;
+    if (candidate == WIDE && !matmul)
+        return wide ? run_wide(cpu, t) : (iso_status)ISO_ERR_UNSUPPORTED;
     if (t->arrival) ISO_TRY(t->arrival->wait(t->arrival, t->p.out));
     iso__onednn_key key = base->key;
     key.value[ISO_ONEDNN_RULE] = candidate;
     iso__onednn_kernel *kernel = iso__onednn_find(cpu, &key);
     if (!kernel) {
         int before = iso__onednn_enter(cpu); // kernels are made for a number of threads
-        iso_status status = create_kernel(cpu, &t->p, candidate == BLOCKED, &key, &kernel);
+        iso_status status = create_kernel(cpu, &t->p, candidate, &key, &kernel);
         iso__onednn_leave(before);
         ISO_TRY(status);
     }
@@ -144,10 +181,18 @@ static void describe_problem(const iso__onednn_problem *base, char *text, size_t
 
 // ---- Slots ------------------------------------------------------------------------------------------
 
-static task task_of(const iso_device *self, const problem *p, float *x, float *w, float *b,
-                    float *y) {
+static bool suits_bf16(const iso__cpu *cpu, const problem *p) {
+    int64_t x = p->rows * p->in, w = p->in * p->out, y = p->rows * p->out;
+    int64_t operands = p->operation == FORWARD           ? x + w
+                       : p->operation == BACKWARD_PARAMS ? x + y
+                                                         : w + y;
+    return iso__onednn_rounds(cpu, p->rows * w, operands);
+}
+
+static task task_of(iso_device *self, problem *p, float *x, float *w, float *b, float *y) {
+    p->bf16 = suits_bf16(iso__cpu_of(self), p);
     int flags = (p->bias ? 1 : 0) | (p->act == ISO_ACT_RELU ? 2 : 0) | (p->accumulate_w ? 4 : 0) |
-                (p->accumulate_b ? 8 : 0);
+                (p->accumulate_b ? 8 : 0) | (p->bf16 ? ISO_ONEDNN_BF16 : 0);
     return (task){.base = {.key = {{p->operation, self->threads, flags, p->rows, p->in, p->out}},
                            .candidates = CANDIDATES,
                            .run = run_candidate,
@@ -159,7 +204,7 @@ static task task_of(const iso_device *self, const problem *p, float *x, float *w
                   .y = y};
 }
 
-static iso_status run_problem(iso_device *self, const problem *p, float *x, float *w, float *b,
+static iso_status run_problem(iso_device *self, problem *p, float *x, float *w, float *b,
                               float *y) {
     task t = task_of(self, p, x, w, b, y);
     return iso__onednn_execute(iso__cpu_of(self), &t.base);

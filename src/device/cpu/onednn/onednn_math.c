@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// Math "bf16" of the oneDNN kernels: where it exists, and which products round their operands.
+#include "device/cpu/onednn/onednn_impl.h"
+
+#include <string.h>
+
+// In the time by which bf16 shortens so many multiplications an operand is rounded, and the
+// conversions are called. Measured on Zen 4 with AVX512_BF16.
+#define OPERAND_WORTH 12
+#define CALL_WORTH    (INT64_C(1) << 18)
+
+iso__onednn_types iso__onednn_types_of(bool bf16, int result) {
+    dnnl_data_type_t operand = bf16 ? dnnl_bf16 : dnnl_f32;
+    return (iso__onednn_types){.x = result == ISO_ONEDNN_RESULT_X ? dnnl_f32 : operand,
+                               .w = result == ISO_ONEDNN_RESULT_W ? dnnl_f32 : operand,
+                               .y = result == ISO_ONEDNN_RESULT_Y ? dnnl_f32 : operand};
+}
+
+bool iso__onednn_rounds(const iso__cpu *cpu, int64_t multiplications, int64_t operands) {
+    return cpu->bf16 &&
+           (cpu->bf16_always || multiplications >= CALL_WORTH + OPERAND_WORTH * operands);
+}
+
+static bool multiplies_bf16(void) {
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
+           dnnl_cpu_isa_avx512_core_bf16;
+}
+
+static iso_status set_math(iso_device *self, const char *name) {
+    bool bf16 = strcmp(name, "bf16") == 0;
+    ISO_CHECK(bf16 || strcmp(name, "f32") == 0, ISO_ERR_UNSUPPORTED,
+              "the CPU has no math %s: use f32 or bf16, or a GPU", name);
+    ISO_CHECK(
+        !bf16 || multiplies_bf16(), ISO_ERR_UNSUPPORTED,
+        "oneDNN finds no bf16 instructions (AVX512_BF16, AMX) on this CPU, where bf16 would be "
+        "slower than f32 (%s): use math f32",
+        self->description);
+    iso__cpu_of(self)->bf16 = bf16;
+    return ISO_OK;
+}
+
+void iso__onednn_fill_math(iso_device_ops *ops) { ops->set_math = set_math; }
