@@ -61,9 +61,10 @@ iso_status iso_device_set_threads(iso_device *device, int n);
 // iso_autocast_create_take.
 //
 // CPUs with AVX512_BF16 or AMX have "bf16" with the oneDNN kernels, for the forward and both
-// backwards of linear layers and convolutions. The gradient of a bias is then summed from the
-// rounded gradient of the output. A fixed rule on sizes keeps f32 where rounding takes longer than
-// it saves: small layers, and 3x3 convolutions that Winograd's algorithm computes faster.
+// backwards of linear layers and convolutions. The gradient of a convolution's bias is then summed
+// from the rounded gradient of the output. A fixed rule on sizes keeps f32 where rounding takes
+// longer than it saves: small layers, and 3x3 convolutions that Winograd's algorithm computes
+// faster.
 //
 // ISO_ERR_ARG for another name, ISO_ERR_UNSUPPORTED if the device lacks the mode.
 iso_status iso_device_set_math(iso_device *device, const char *name);

@@ -229,8 +229,8 @@ const iso_setting iso__gossip_setting[] = {
     TOPK_RATIO,
     {"consensus-step", NUMBER, FIELD(consensus_step), 1e-9, 1,
      .meaning =
-         "fraction of the way to the mean of the two ranks in an exchange (default: 1; topk: "
-         "twice --topk-ratio)",
+         "gossip: fraction of the way to the mean of the two ranks in an exchange (default: 1; "
+         "topk: twice --topk-ratio)",
      .of = "wire", .among = "bf16|f16|int8|fp8|int4|topk"},
     OUTER};
 const iso_setting iso__async_setting[] = {

@@ -403,3 +403,21 @@ Test(bucket, local_parameters_part_nothing) {
     expect_buckets(&l, (const int[]){4, 3, 3, 3, 2, 1, 2, 0});
     iso__layout_destroy(&l);
 }
+
+// ---- Pieces -------------------------------------------------------------------------------------------
+
+// Kernels for a single row may sum in another order than those for several.
+Test(bucket, no_piece_is_a_single_row) {
+    static float memory[400 * 64];
+    for (size_t rows = 30; rows <= 400; rows++) {
+        iso__layout l;
+        iso_reducer_param param = {
+            .name = "w", .value = memory, .count = rows * 64, .dtype = ISO_F32, .row = 64};
+        cr_assert_eq(iso__layout_create(&param, 1, &(iso__bucket_sizes){0}, 4096, 0, 0, &l),
+                     ISO_OK);
+        cr_assert(l.place[0].pieces > 1 || rows < 34);
+        for (int k = 0; k < l.place[0].pieces; k++)
+            cr_assert(iso__layout_piece(&l, 0, k)->count >= 128, "piece %d of %zu rows", k, rows);
+        iso__layout_destroy(&l);
+    }
+}

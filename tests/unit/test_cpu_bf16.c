@@ -189,7 +189,8 @@ static void linear_params(const target *on, linear_pairs *p, bool add, double to
     if (!add) zero(&p->w), zero(&p->b);
     OK(on->kernels->linear_backward_params(on->device, p->x.t, p->y.t, p->w.t, add, p->b.t, add));
     double *x = operand(on, &p->x), *dy = operand(on, &p->y);
-    oracle_linear_backward(p->rows, p->in, p->out, x, NULL, dy, p->w.d, p->b.d, NULL);
+    oracle_linear_backward(p->rows, p->in, p->out, x, NULL, dy, p->w.d, NULL, NULL);
+    oracle_linear_backward(p->rows, p->in, p->out, x, NULL, p->y.d, NULL, p->b.d, NULL);
     check_pair(on, &p->w, tolerance, "linear weight gradient");
     check_pair(on, &p->b, tolerance, "linear bias gradient");
     free(x), free(dy);
@@ -353,6 +354,47 @@ Test(cpu_bf16, small_layers_and_those_of_winograd_stay_f32) {
     cr_assert(!was_bf16(&on), "%s", on.device->kernel);
     linear_destroy(&l), conv_destroy(&c);
     iso_device_destroy(&on.device);
+}
+
+// Columns first .. first + dw->rows of dy, as a lazy backward takes them.
+static void gradient_of_rows(const target *on, const linear_pairs *l, int64_t first, int64_t rows,
+                             float *out) {
+    pair dy = pair_2d(on, l->rows, rows), dw = pair_2d(on, rows, l->in);
+    OK(on->kernels->take_columns(on->device, l->y.t, first, dy.t));
+    OK(on->kernels->linear_backward_params(on->device, l->x.t, dy.t, dw.t, false, NULL, false));
+    memcpy(out + first * l->in, dw.t->data, (size_t)(rows * l->in) * sizeof(float));
+    pair_destroy(&dy), pair_destroy(&dw);
+}
+
+static void pieces_are_the_whole(const target *on, const int64_t size[3], int64_t rows) {
+    linear_pairs l = linear_create(on, size);
+    float *pieces = calloc((size_t)(l.in * l.out), sizeof(float));
+    float *bias = calloc((size_t)l.out, sizeof(float));
+    for (int64_t first = 0; first < l.out; first += rows)
+        gradient_of_rows(on, &l, first, rows < l.out - first ? rows : l.out - first, pieces);
+    OK(on->kernels->linear_backward_params(on->device, l.x.t, l.y.t, NULL, false, l.b.t, false));
+    memcpy(bias, l.b.t->data, (size_t)l.out * sizeof(float));
+    OK(on->kernels->linear_backward_params(on->device, l.x.t, l.y.t, l.w.t, false, l.b.t, false));
+    cr_assert(memcmp(pieces, l.w.t->data, (size_t)(l.in * l.out) * sizeof(float)) == 0,
+              "weight gradients of %lld rows at a time differ", (long long)rows);
+    cr_assert(memcmp(bias, l.b.t->data, (size_t)l.out * sizeof(float)) == 0);
+    free(pieces), free(bias);
+    linear_destroy(&l);
+}
+
+Test(cpu_bf16, gradients_in_pieces_have_the_bits_of_the_whole) {
+    static const int64_t sizes[][3] = {
+        {64, 512, 300}, {17, 784, 200}, {256, 100, 130}, {8, 40, 70}};
+    for (int always = 0; always < 2; always++) {
+        target on = open_bf16(always);
+        for (int i = 0; i < COUNT(sizes); i++) {
+            pieces_are_the_whole(&on, sizes[i], 2); // of one row they may differ: see layout.c
+            pieces_are_the_whole(&on, sizes[i], 16);
+            pieces_are_the_whole(&on, sizes[i], 48);
+            pieces_are_the_whole(&on, sizes[i], 97);
+        }
+        iso_device_destroy(&on.device);
+    }
 }
 
 // ---- Refusals ---------------------------------------------------------------------------------------

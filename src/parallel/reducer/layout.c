@@ -22,11 +22,11 @@ static size_t whole_rows(const iso__layout *l, size_t row_bytes) {
 static size_t piece_elements(const iso__layout *l, const iso_reducer_param *p, size_t piece_bytes) {
     size_t size = iso_dtype_size(iso__stored_type(p->dtype)), bytes = p->count * size;
     bool whole = p->whole || p->local || p->delayed || p->sparse_rows > 0;
-    if (piece_bytes == 0 || p->row == 0 || whole) return 0;
-    if (bytes / 2 < piece_bytes) return 0;
+    if (piece_bytes == 0 || p->row == 0 || whole || bytes / 2 < piece_bytes) return 0;
     size_t rows = p->count / p->row, pieces = bytes / piece_bytes;
     size_t unit = whole_rows(l, p->row * size);
     size_t each = ((rows + pieces - 1) / pieces + unit - 1) / unit * unit;
+    while (rows % each == 1) each += unit; // kernels for one row may sum in another order
     return each < rows ? each * p->row : 0;
 }
 

@@ -181,8 +181,13 @@ static void describe_problem(const iso__onednn_problem *base, char *text, size_t
 
 // ---- Slots ------------------------------------------------------------------------------------------
 
+// The gradient of a weight may be computed in pieces, of different numbers of rows from run to run.
+// These must round as the whole does, so the rule takes this number for all.
+enum { PIECE_ROWS = 64 };
+
 static bool suits_bf16(const iso__cpu *cpu, const problem *p) {
-    int64_t x = p->rows * p->in, w = p->in * p->out, y = p->rows * p->out;
+    int64_t out = p->operation == BACKWARD_PARAMS ? PIECE_ROWS : p->out;
+    int64_t x = p->rows * p->in, w = p->in * out, y = p->rows * out;
     int64_t operands = p->operation == FORWARD           ? x + w
                        : p->operation == BACKWARD_PARAMS ? x + y
                                                          : w + y;
@@ -236,6 +241,11 @@ static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
                  .bias = db != NULL,
                  .accumulate_w = accumulate_w,
                  .accumulate_b = db && accumulate_b};
+    if (db && suits_bf16(iso__cpu_of(self), &p)) { // of dy as it is, as where dw is in pieces
+        ISO_TRY(iso__cpu_bias_gradient_f32(iso__cpu_of(self), dy, db, accumulate_b));
+        p.bias = p.accumulate_b = false;
+        db = NULL;
+    }
     return run_problem(self, &p, x->data, dw->data, db ? db->data : NULL, dy->data);
 }
 
