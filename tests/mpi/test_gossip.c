@@ -304,27 +304,9 @@ Test(np3_gossip, with_outer_steps_only_it_is_local_sgd) {
 
 // ---- Saved state ----------------------------------------------------------------------------------
 
-static uint64_t end_of(const daso_case *c, int stop) {
-    trainer t;
-    uint64_t hash = 0;
-    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-    iso_assert_ok(trainer_go_on(&t, 0, stop));
-    if (stop > 0) {
-        iso_assert_ok(daso_exchange_state(&t, stop, true));
-        daso_close(&t);
-        iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-        iso_assert_ok(trainer_go_on(&t, 0, stop % 4)); // a past of its own
-        iso_assert_ok(daso_exchange_state(&t, stop, false));
-    }
-    iso_assert_ok(trainer_go_on(&t, stop, STEPS - 1)); // the last step leaves the mean
-    iso_assert_ok(daso_own_hash(&t, &hash));
-    daso_close(&t);
-    return hash;
-}
-
 static bool goes_on(const daso_case *c, uint64_t expected) {
     bool same = true;
-    for (int stop = 4; stop < 7; stop++) same = end_of(c, stop) == expected && same;
+    for (int stop = 4; stop < 7; stop++) same = gossip_end_of(c, stop, STEPS) == expected && same;
     return same;
 }
 
@@ -334,9 +316,9 @@ static void gossip_goes_on(iso_peers peers) {
     for (int wait = 0; wait < 3; wait += 2) {
         daso_case c = case_of(2, wait);
         c.daso.peers = peers;
-        uint64_t expected = end_of(&c, 0);
+        uint64_t expected = gossip_end_of(&c, 0, STEPS);
         c.delay_us = 3000;
-        iso_assert_all(end_of(&c, 0) == expected);
+        iso_assert_all(gossip_end_of(&c, 0, STEPS) == expected);
         iso_assert_all(goes_on(&c, expected));
     }
 }
@@ -350,7 +332,7 @@ static void slow_momentum_goes_on(void) {
     daso_case c = case_of(1, 1);
     c.daso.outer = &iso_outer_slowmo;
     c.daso.outer_skip = 5;
-    iso_assert_all(goes_on(&c, end_of(&c, 0)));
+    iso_assert_all(goes_on(&c, gossip_end_of(&c, 0, STEPS)));
 }
 Test(np2_gossip, goes_on_with_slow_momentum) { slow_momentum_goes_on(); }
 Test(np3_gossip, goes_on_with_slow_momentum) { slow_momentum_goes_on(); }

@@ -269,31 +269,14 @@ Test(np4_gossip_wires, models_of_both_types_reach_consensus) {
 
 // ---- Saved state ----------------------------------------------------------------------------------
 
-static uint64_t end_of(const daso_case *c, int stop) {
-    trainer t;
-    uint64_t hash = 0;
-    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-    iso_assert_ok(trainer_go_on(&t, 0, stop));
-    if (stop > 0) {
-        iso_assert_ok(daso_exchange_state(&t, stop, true));
-        daso_close(&t);
-        iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-        iso_assert_ok(trainer_go_on(&t, 0, stop % 4)); // a past of its own
-        iso_assert_ok(daso_exchange_state(&t, stop, false));
-    }
-    iso_assert_ok(trainer_go_on(&t, stop, STEPS - 1)); // the last step leaves the mean
-    iso_assert_ok(daso_own_hash(&t, &hash));
-    daso_close(&t);
-    return hash;
-}
-
 // Between and during exchanges, in different turns of the peers.
 static void goes_on(iso_wire wire, iso_peers peers) {
     for (int wait = 0; wait < 2; wait++) {
         daso_case c = case_of(wire, peers);
         c.daso.batches_to_wait = wait;
-        uint64_t expected = end_of(&c, 0);
-        for (int stop = 4; stop < 7; stop++) iso_assert_all(end_of(&c, stop) == expected);
+        uint64_t expected = gossip_end_of(&c, 0, STEPS);
+        for (int stop = 4; stop < 7; stop++)
+            iso_assert_all(gossip_end_of(&c, stop, STEPS) == expected);
     }
 }
 Test(np3_gossip_wires, goes_on_from_a_saved_state) { goes_on(ISO_WIRE_TOPK, ISO_PEERS_PUSH); }
@@ -306,8 +289,8 @@ static void outer_steps_go_on(void) {
     daso_case c = case_of(ISO_WIRE_INT8, ISO_PEERS_PUSH);
     c.daso.outer = &iso_outer_slowmo;
     c.daso.outer_skip = 5;
-    uint64_t expected = end_of(&c, 0);
-    for (int stop = 4; stop < 7; stop++) iso_assert_all(end_of(&c, stop) == expected);
+    uint64_t expected = gossip_end_of(&c, 0, STEPS);
+    for (int stop = 4; stop < 7; stop++) iso_assert_all(gossip_end_of(&c, stop, STEPS) == expected);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     iso_assert_ok(trainer_go_on(&t, 0, 4));
     iso_assert_all(!daso_equal(&t));
