@@ -3,7 +3,7 @@
 # Runs the tests of one Criterion program under MPI, one launch per test, and prints the results as TAP.
 # The number of ranks is in the suite's name: np4_daso runs on 4.
 # usage: run_mpi.sh PROGRAM [SUITE/TEST]; uses MPIRUN and MPIRUN_FLAGS;
-#        ISO_TEST_TIMEOUT limits each launch, in seconds (60)
+#        ISO_TEST_TIMEOUT limits each launch, in seconds (150)
 #        ISO_TEST_ONCE=N: a test that there is for several numbers of ranks runs on one of them: N ranks, else the next
 #        number above, else the most; tests on 1 rank do not run
 #        ISO_TEST_WITHOUT: SUITE/TESTs that are skipped
@@ -13,7 +13,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/tests/test_env.sh"
 program=$1
 only=${2:-}
-limit=${ISO_TEST_TIMEOUT:-60}
+limit=${ISO_TEST_TIMEOUT:-150}
 launcher=${MPIRUN:-mpirun}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

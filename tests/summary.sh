@@ -10,8 +10,11 @@ find_results() { # pattern
 }
 builds=$*
 
-# Names are in the .log files; the count is taken from the .trs files, into which no test can write.
-find_results '*.log' | grep -hE '^(FAIL|XPASS|ERROR|SKIP): tests/' | sort || true
+# Names are in the .log files; the count is taken from the .trs files, into which no test can write. Failures come
+# last, where a log that was cut off still has them.
+for results in SKIP 'FAIL|XPASS|ERROR'; do
+    find_results '*.log' | grep -hE "^($results): tests/" | sort || true
+done
 find_results '*.trs' | awk '
     /^:test-result: (PASS|XFAIL)/ { passed++ }
     /^:test-result: (FAIL|XPASS|ERROR)/ { failed++ }

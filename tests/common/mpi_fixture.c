@@ -2,7 +2,11 @@
 // For tests that run on several ranks: MPI set-up and take-down, and verdicts that all ranks share.
 #include "common/mpi_fixture.h"
 
+#include "comm/comm_state.h"
+
 #include "common/balance.h"
+
+#include <stdlib.h>
 
 iso_comm *test_comm;
 int test_rank, test_size;
@@ -30,4 +34,13 @@ bool test_all(bool mine, const char *what) {
     int all = mine;
     MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
     return all != 0;
+}
+
+iso_comm *test_comm_with_limit(double seconds) {
+    iso_comm *comm = NULL;
+    iso_status status = iso_comm_create(MPI_COMM_WORLD, NULL, &comm);
+    if (status < 0) iso_error_print(stderr);
+    if (!test_all(status >= 0, "iso_comm_create")) abort();
+    if (seconds > 0) comm->timeout_s = seconds;
+    return comm;
 }

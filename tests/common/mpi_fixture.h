@@ -27,10 +27,13 @@ bool test_all(bool mine, const char *what);
         if (ok_status_ < 0) iso_error_print(stderr);                                               \
         cr_assert(test_all(ok_status_ >= 0, #call), "on some rank failed: %s", #call);             \
     } while (0)
-// For tests of time-outs: the limit in seconds, and the sleep in microseconds of a rank that exceeds
-// it. Creating communicators must stay within the limit on a busy machine, too.
+// For tests of time-outs: the limit in seconds, and the sleep in microseconds of a rank that
+// exceeds it.
 #define IMPATIENT 1.0
-#define SLOW 2500000
+#define SLOW      2500000
+// Collective. A communicator of all ranks with this time limit, which does not apply to its own
+// creation: on a busy machine that takes longer.
+iso_comm *test_comm_with_limit(double seconds);
 // Skips the test on every rank. Use it before anything is created. Finalizes MPI: otherwise the
 // launcher stops ranks that have not reported the skip yet.
 #define test_mpi_skip(...) (test_mpi_teardown(), cr_skip_test(__VA_ARGS__))

@@ -180,8 +180,7 @@ Test(np3_average_faults, a_failed_mpi_call_is_everybodys_error_and_changes_nothi
 
 static void create_with_timeout(double seconds, const iso__average_config *config) {
     iso_comm *all = test_comm;
-    iso_comm_config with = {.timeout_s = seconds};
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &with, &test_comm));
+    test_comm = test_comm_with_limit(seconds);
     mean_case_create(&c, 1, COUNT, config);
     iso_comm_destroy(&test_comm);
     test_comm = all;

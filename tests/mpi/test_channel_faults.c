@@ -265,12 +265,10 @@ Test(np2_channel_faults, error_of_a_completion_without_it) {
 // completes later.
 Test(np2_channel_faults, destroyed_while_under_way) {
     static float data[64];
-    iso_comm_config config = {.timeout_s = IMPATIENT};
-    iso_comm *comm;
     iso__channel *channel;
     const iso__channel_item item = {
         .data = data, .bytes = sizeof(data), .dtype = ISO_F32, .label = "late"};
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
+    iso_comm *comm = test_comm_with_limit(IMPATIENT);
     iso_assert_ok(iso__channel_create(comm, &item, 1, 256, 1, &channel));
     if (test_rank == 0) usleep(SLOW); // the slow one
     cr_expect_eq(iso__channel_ready(channel, 0), ISO_OK);

@@ -191,9 +191,7 @@ Test(np2_comm, helper_sleeps_when_nothing_is_in_flight) {
 }
 
 Test(np2_comm, time_out_names_what_is_pending) {
-    iso_comm_config config = {.timeout_s = IMPATIENT};
-    iso_comm *comm;
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
+    iso_comm *comm = test_comm_with_limit(IMPATIENT);
     static float data[64];
     iso_request *request;
     if (test_rank == 0) usleep(SLOW); // the slow one
@@ -208,10 +206,7 @@ Test(np2_comm, time_out_names_what_is_pending) {
 }
 
 Test(np2_life, blocking_collectives_time_out_too) {
-    iso_comm_config config = {.timeout_s = IMPATIENT};
-    iso_comm *comm, *other;
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &other));
+    iso_comm *comm = test_comm_with_limit(IMPATIENT), *other = test_comm_with_limit(IMPATIENT);
     double x = 1;
     if (test_rank == 0) usleep(SLOW); // the slow one
     iso_status status = iso_comm_allreduce_f64(comm, &x, 1, ISO_SUM);
@@ -254,11 +249,9 @@ Test(np2_life, creating_times_out_too) {
 
 // As large as a topology's table of ranks, and freed by the caller: it must not be written to.
 Test(np2_life, what_times_out_leaves_the_callers_memory_alone) {
-    iso_comm_config config = {.timeout_s = IMPATIENT};
-    iso_comm *comm;
+    iso_comm *comm = test_comm_with_limit(IMPATIENT);
     enum { COUNT = 3000 };
     static int64_t numbers[COUNT];
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
     for (int i = 0; i < COUNT; i++) numbers[i] = test_rank + 1;
     if (test_rank == 1) usleep(SLOW);
     iso_status status = iso_comm_allreduce_i64(comm, numbers, COUNT, ISO_SUM);

@@ -16,11 +16,8 @@ TestSuite(np4_debug, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout
 TestSuite(np3_debug_life, .init = test_mpi_setup_bare, .timeout = 60);
 
 static iso_comm *open_detail(double timeout_s) {
-    iso_comm *comm = NULL;
-    iso_comm_config config = {.timeout_s = timeout_s};
     setenv("ISO_DEBUG", "detail", 1);
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
-    return comm;
+    return test_comm_with_limit(timeout_s);
 }
 
 static bool said(const char *text) {

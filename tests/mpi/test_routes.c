@@ -126,8 +126,7 @@ Test(np2_routes, there_is_at_least_one) {
 // another one in its place.
 Test(np2_routes, a_mean_that_timed_out_is_finished_before_another_starts) {
     iso_comm *all = test_comm;
-    iso_comm_config with = {.timeout_s = IMPATIENT};
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &with, &test_comm));
+    test_comm = test_comm_with_limit(IMPATIENT);
     open_cases(2, 1);
     iso_comm_destroy(&test_comm);
     test_comm = all;

@@ -359,9 +359,7 @@ Test(np2_shm_off, tests_complete_it_once_the_late_rank_is_there) {
 }
 
 Test(np3_shm, time_out_names_what_is_pending) {
-    iso_comm_config config = {.timeout_s = IMPATIENT};
-    iso_comm *comm;
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
+    iso_comm *comm = test_comm_with_limit(IMPATIENT);
     float *memory = shared_create(comm, 64);
     shared_fill(memory, 64, 4);
     iso_request *request;

@@ -125,8 +125,7 @@ Test(np3_shuffle_faults, a_loader_within_an_epoch_on_one_rank_refuses_all) {
 Test(np2_shuffle_late, a_round_that_timed_out_keeps_its_communicator) {
     iso_dataset *set = NULL;
     iso_shuffle *shuffle = NULL;
-    const iso_comm_config config = {.timeout_s = IMPATIENT};
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &test_comm));
+    test_comm = test_comm_with_limit(IMPATIENT);
     create_shuffle(test_comm, &set, &shuffle);
     holding = true;
     iso_assert_ok(iso_shuffle_start(shuffle));

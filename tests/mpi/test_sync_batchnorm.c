@@ -434,9 +434,7 @@ Test(np3_sync_norm, ranks_of_other_features_are_refused) {
 }
 
 Test(np2_sync_life, a_time_out_names_the_layer) {
-    iso_comm_config config = {.timeout_s = IMPATIENT};
-    iso_comm *comm;
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
+    iso_comm *comm = test_comm_with_limit(IMPATIENT);
     iso_assert_ok(iso_device_create(test_device(), &device));
     layout l = layout_of(4, 9, true);
     iso_module *net = create(&l, ISO_F32, (iso_batch_norm_config){0});

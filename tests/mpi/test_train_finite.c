@@ -127,7 +127,8 @@ Test(np3_train_finite, all_ranks_skip) { all_ranks_skip(); }
 
 // Looking changes no bit, whatever is exchanged.
 Test(np3_train_finite, finite_gradients_are_applied) {
-    static const char *const sync[] = {"lazy", "explicit", "lazy --zero", "daso --period 2 --wait 1"};
+    static const char *const sync[] = {"lazy", "explicit", "lazy --zero",
+                                       "daso --period 2 --wait 1"};
     char line[300];
     train_result looked, plain;
     open_world();

@@ -272,12 +272,10 @@ Test(np2_zero_gradients, stage_1_holds_gradients) {
 // out, where stage 1 does, and can go on.
 Test(np2_zero_gradients, a_backward_is_held_for_the_time_limit_at_most) {
     const iso_reducer_config config = config_of(ISO_SYNC_LAZY, 2);
-    const iso_comm_config impatient = {.timeout_s = IMPATIENT};
     const double lr = 1;
     bool good = true, late = false;
-    iso_comm *comm;
     arrays x;
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &impatient, &comm));
+    iso_comm *comm = test_comm_with_limit(IMPATIENT);
     create_arrays_on(&x, comm, &config);
     if (test_rank == 1) usleep(SLOW);
     for (int i = ARRAYS - 1; i >= 0; i--) {

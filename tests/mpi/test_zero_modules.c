@@ -81,12 +81,10 @@ static uint64_t deep_hash(iso_comm *comm, bool late, bool *timed_out) {
 
 // A late rank does not end a run that retries its forwards.
 Test(np2_zero_modules, a_late_rank_does_not_change_bits) {
-    const iso_comm_config impatient = {.timeout_s = IMPATIENT};
     bool timed_out = false;
-    iso_comm *comm;
     uint64_t wanted = deep_hash(test_comm, false, &timed_out);
     iso_assert_all(!timed_out);
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &impatient, &comm));
+    iso_comm *comm = test_comm_with_limit(IMPATIENT);
     uint64_t hash = deep_hash(comm, true, &timed_out);
     iso_assert_all(hash == wanted);
     iso_assert_all(timed_out || test_rank == 1);
