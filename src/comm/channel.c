@@ -2,6 +2,7 @@
 // Exchanges that are repeated in rounds: chunks of buffers leave in the order of one plan.
 #include "base/recording.h"
 #include "comm/channel_impl.h"
+#include "comm/hierarchy.h"
 #include "comm/traffic.h"
 
 #include <isotherm/trace.h>
@@ -229,13 +230,6 @@ static iso_status take_items(iso__channel *c, const iso__channel_item *given, in
     return plan_in_order(c, chunk_bytes, window);
 }
 
-// Takes the same queue on all ranks, because they create and destroy channels in the same order.
-static void take_queue(iso__channel *c) {
-    for (int q = 1; q < ISO_QUEUES && c->queue == 0; q++)
-        if (!c->comm->queue_taken[q]) c->queue = q;
-    c->comm->queue_taken[c->queue] = true;
-}
-
 // Takes the engine's lock, because its threads walk the list.
 static void list_channel(iso__channel *c, bool add) {
     iso__engine *engine = c->comm->engine;
@@ -265,7 +259,7 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
     if (status == ISO_OK) {
         c->comm = iso_comm_retain(comm);
         c->mpi = MPI_COMM_NULL;
-        take_queue(c); // first, because the queue decides how items are exchanged
+        c->queue = iso__comm_take_queue(comm); // first: it decides how items are exchanged
         status = take_items(c, given, count, chunk_bytes, window);
     }
     ISO_TRY_GOTO(iso_comm_agree(comm, status));
@@ -281,6 +275,10 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
 fail:
     iso__channel_destroy(&c);
     return status;
+}
+
+iso_status iso__channel_use_nodes(iso__channel *c, const iso__channel_nodes *nodes) {
+    return iso__hierarchy_create(c->comm, nodes, &c->hierarchy);
 }
 
 // Whether a time-out or an error left an exchange under way, so that MPI may still write into
@@ -316,7 +314,8 @@ bool iso__channel_destroy(iso__channel **pointer) {
     }
     list_channel(c, false);
     give_back(c);
-    c->comm->queue_taken[c->queue] = false;
+    iso__comm_give_queue(c->comm, c->queue);
+    iso__hierarchy_destroy(&c->hierarchy);
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (!finalized && c->mpi != MPI_COMM_NULL) MPI_Comm_free(&c->mpi);
@@ -411,11 +410,14 @@ iso__channel_times iso__channel_times_of(const iso__channel *c, int i) { return 
 
 void iso__channel_count(const iso__channel *c, int i, iso_traffic *to) {
     const iso__channel_entry *m = &c->item[i];
-    bool shared = iso__channel_ops(c, m) == &iso__collective_shm;
+    const iso__collective_ops *ops = iso__channel_ops(c, m);
     if (m->given.operation != ISO__SUM)
         iso__count_blocks(to, c->comm, m->given.bytes);
+    else if (ops == &iso__collective_hierarchy)
+        iso__count_cost(to, c->comm, &c->hierarchy->cost, m->given.bytes);
     else
-        (shared ? iso__count_node_sum : iso__count_sum)(to, c->comm, m->given.bytes);
+        (ops == &iso__collective_shm ? iso__count_node_sum : iso__count_sum)(to, c->comm,
+                                                                             m->given.bytes);
 }
 
 iso__channel_load iso__channel_load_of(iso__channel *c) {

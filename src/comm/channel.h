@@ -79,6 +79,19 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *item, in
 // must then keep the items. Accepts NULL. May be called after MPI_Finalize.
 bool iso__channel_destroy(iso__channel **channel);
 
+// The nodes of a channel's ranks.
+typedef struct iso__channel_nodes {
+    iso_comm *node;    // of this rank's node
+    iso_comm *across;  // rank k of every node, k being this rank's; NULL if k >= slices
+    int nodes, slices; // their number; ranks of the smallest one
+} iso__channel_nodes;
+
+// Collective. From now on each SUM of f32 is made in two levels (coll_hierarchy.c), unless some
+// rank has no queue left. All such items must be at equal places in memory that the ranks of each
+// node share (iso__comm_share; a node with one rank needs none), and every process must have a
+// helper thread. The communicator must be located. Nothing may have been made ready. Retains node.
+iso_status iso__channel_use_nodes(iso__channel *channel, const iso__channel_nodes *nodes);
+
 // Local; every rank must give the same plan. Nothing may be pending. Copies the chunks. ISO_ERR_ARG
 // unless phases ascend and the chunks of each item cover it exactly, in ascending order.
 iso_status iso__channel_set_plan(iso__channel *channel, const iso__chunk *chunk, int count,

@@ -2,6 +2,7 @@
 // Posts the chunks of channels in the order of their plans, and finishes those that are complete.
 // All functions need the engine's lock.
 #include "comm/channel_impl.h"
+#include "comm/hierarchy.h"
 
 #include <isotherm/trace.h>
 #include <stdio.h>
@@ -34,6 +35,8 @@ static bool may_post(const iso__channel *c) {
 
 const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__channel_entry *m) {
     size_t blocks = m->given.operation == ISO__SUM ? 1 : (size_t)c->comm->size;
+    if (c->hierarchy && m->given.operation == ISO__SUM && m->given.dtype == ISO_F32)
+        return &iso__collective_hierarchy;
     if (c->queue == 0 || m->given.operation == ISO__ALLTOALL) return &iso__collective_mpi;
     return iso__collective_choose(c->comm, m->given.data, blocks * m->given.bytes, m->given.dtype);
 }

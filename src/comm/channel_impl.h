@@ -43,7 +43,8 @@ struct iso__channel {
     int room;                 // requests reserved for its chunks
     iso__channel_cell *cell;  // NULL: no item needs any
     int cell_count;
-    int queue; // for exchanges in shared memory; 0: none
+    int queue;                        // for exchanges in shared memory; 0: none
+    struct iso__hierarchy *hierarchy; // for sums of f32 over several nodes; NULL: none
     int64_t busy_since;
     iso__channel_load load;
     // The first error, and its message, which is written before it. After an error nothing is

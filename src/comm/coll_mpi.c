@@ -217,6 +217,7 @@ static void complete_chunk(iso__engine *engine, int slot, int error) {
         request->comm->bulk_under_way--;
         post_queued(request->comm, slot);
     }
+    if (request->hierarchy) return; // which still has to copy it
     if (request->under_way == 0 && request->left == 0 && request->state == ISO_REQUEST_POSTED)
         iso__request_complete(request);
 }

@@ -55,13 +55,11 @@ static iso_status post_shared(iso_request *request) {
     *(q->first ? &q->last->next_in_line : &q->first) = request;
     q->last = request;
     if (!q->next) q->next = request;
-    // Release: a rank that sees the number also sees the data.
-    atomic_store_explicit(&s->board[comm->rank]->queue[request->queue].posted, q->posted,
-                          memory_order_release);
+    iso__shared_tell_posted(s, request->queue, q->posted);
     return ISO_OK;
 }
 
-static bool all_have_posted(const iso__shared *s, const iso_request *request) {
+bool iso__shared_all_posted(const iso__shared *s, const iso_request *request) {
     for (int r = 0; r < s->comm->size; r++)
         if (atomic_load_explicit(&s->board[r]->queue[request->queue].posted,
                                  memory_order_acquire) <= request->number)
@@ -69,7 +67,7 @@ static bool all_have_posted(const iso__shared *s, const iso_request *request) {
     return true;
 }
 
-static bool all_have_summed(const iso__shared *s, const iso_request *request) {
+bool iso__shared_all_summed(const iso__shared *s, const iso_request *request) {
     for (int r = 0; r < s->comm->size; r++)
         if (atomic_load_explicit(&s->board[r]->queue[request->queue].summed,
                                  memory_order_acquire) <= request->number)
@@ -89,7 +87,7 @@ static void sum_block(const iso__shared *s, size_t offset, size_t count, int fir
         memcpy(iso__shared_data(s, r) + offset, sum, count * sizeof(float));
 }
 
-static void sum_chunk(const iso__shared *s, size_t offset, size_t count, int first, int end) {
+void iso__shared_sum(const iso__shared *s, size_t offset, size_t count, int first, int end) {
     for (size_t done = 0; done < count; done += BLOCK) {
         size_t block = count - done < BLOCK ? count - done : BLOCK;
         sum_block(s, offset + done * sizeof(float), block, first, end);
@@ -113,7 +111,7 @@ static void do_chunk(const iso__shared *s, const iso_request *request, int rank,
     if (request->operation == ISO__GATHER)
         copy_blocks(s, offset, count, request->block, rank);
     else
-        sum_chunk(s, offset, count, all ? 0 : rank, all ? s->comm->size : rank + 1);
+        iso__shared_sum(s, offset, count, all ? 0 : rank, all ? s->comm->size : rank + 1);
 }
 
 // Claims a slice for the caller to sum. Returns false if the slices of earlier exchanges are not
@@ -138,7 +136,7 @@ static bool take_own(iso__shared *s, iso__shared_queue *q, iso_request *request)
 // sum the chunk after it.
 static bool sum_next(iso__shared *s, iso__shared_queue *q, iso__engine *engine) {
     iso_request *request = q->next;
-    if (!request || !all_have_posted(s, request) || !take_own(s, q, request)) return false;
+    if (!request || !iso__shared_all_posted(s, request) || !take_own(s, q, request)) return false;
     if (request->left == 0 && request->under_way > 0) return false; // others sum the last chunks
     size_t chunk = request->left < CHUNK ? request->left : CHUNK;
     size_t offset = (size_t)(request->next - iso__shared_data(s, s->comm->rank));
@@ -150,8 +148,7 @@ static bool sum_next(iso__shared *s, iso__shared_queue *q, iso__engine *engine) 
     pthread_mutex_lock(&engine->lock);
     if (--request->under_way > 0 || request->left > 0) return true;
     q->next = request->next_in_line;
-    atomic_store_explicit(&s->board[s->comm->rank]->queue[request->queue].summed,
-                          request->number + 1, memory_order_release);
+    iso__shared_tell_summed(s, request->queue, request->number + 1);
     return true;
 }
 
@@ -181,7 +178,7 @@ static bool sum_for_others(iso__shared *s, const iso__shared_queue *q, iso__engi
 }
 
 static void complete_summed(iso__shared *s, iso__shared_queue *q) {
-    while (q->first && q->first != q->next && all_have_summed(s, q->first)) {
+    while (q->first && q->first != q->next && iso__shared_all_summed(s, q->first)) {
         iso_request *request = q->first;
         q->first = request->next_in_line;
         iso__request_complete(request);

@@ -53,6 +53,20 @@ struct iso_comm {
     uint64_t channels;    // created so far
 };
 
+// A queue for a channel, 0 if all are taken. All ranks take and give them back in the same order,
+// and so get the same.
+static inline int iso__comm_take_queue(iso_comm *comm) {
+    for (int q = 1; q < ISO_QUEUES; q++) {
+        if (comm->queue_taken[q]) continue;
+        comm->queue_taken[q] = true;
+        return q;
+    }
+    return 0;
+}
+static inline void iso__comm_give_queue(iso_comm *comm, int queue) {
+    comm->queue_taken[queue] = false;
+}
+
 // ISO_ERR_STATE if the mpirun of another MPI library started several processes, so that each one is
 // alone in MPI_COMM_WORLD.
 iso_status iso__check_launcher(void);

@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 typedef struct iso__shared iso__shared;
+struct iso__hierarchy;
 
 // One per process, attached to MPI_COMM_SELF, so that MPI_Finalize stops it.
 typedef struct iso__engine {
@@ -35,6 +36,7 @@ typedef struct iso__engine {
     uint64_t completions;                       // of requests, so far
     iso__shared *shared;                        // all memory that is shared with other ranks
     struct iso__channel *channels;              // all channels
+    struct iso__hierarchy *hierarchies;         // of channels, hierarchy.h
     iso_request *chunks_done, *last_chunk_done; // of channels: complete, but not finished yet
     iso_request *free_list;
     int promised;             // requests that iso__request_reserve has made room for

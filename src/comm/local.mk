@@ -8,6 +8,7 @@ libiso_core_la_SOURCES += \
     src/comm/channel.h \
     src/comm/channel_impl.h \
     src/comm/channel_chunks.c \
+    src/comm/coll_hierarchy.c \
     src/comm/coll_mpi.c \
     src/comm/coll_shm.c \
     src/comm/comm.c \
@@ -24,6 +25,7 @@ libiso_core_la_SOURCES += \
     src/comm/engine.h \
     src/comm/environment.c \
     src/comm/exchange.c \
+    src/comm/hierarchy.h \
     src/comm/launcher.c \
     src/comm/mpi_error.c \
     src/comm/mpi_error.h \

@@ -3,6 +3,7 @@
 // threads that wait.
 #include "base/recording.h"
 #include "comm/channel_impl.h"
+#include "comm/hierarchy.h"
 #include "comm/step_limit.h"
 
 #include <isotherm/trace.h>
@@ -38,6 +39,7 @@ void iso__engine_test_all(iso__engine *engine) {
     do {
         iso__collective_mpi.progress(engine);
         more = iso__collective_shm.progress(engine);
+        more = iso__collective_hierarchy.progress(engine) || more;
         more = iso__channels_issue(engine) || more; // completed chunks have made room
     } while (more);
 }

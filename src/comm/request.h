@@ -48,6 +48,7 @@ struct iso_request {
     uint64_t number;              // shared memory: its number in that queue
     size_t offset;                // shared memory: where its data begins, in bytes
     bool taken;                   // shared memory: this rank sums its slice
+    bool hierarchy;               // its messages are those of a slice, hierarchy.h
     iso__request_state state;
     iso_request *older, *newer; // those that are not complete
     iso_request *next_in_line;  // in the queue of the communicator or of the shared memory, or in
@@ -66,9 +67,9 @@ iso_status iso__request_begin(iso_comm *comm, iso__stream *stream, const char *n
 void iso__request_complete(iso_request *request);
 void iso__request_release(iso__engine *engine, iso_request **request);
 
-// ---- coll_mpi.c, coll_shm.c ----
-// How exchanges are carried out: messages (coll_mpi.c) or shared memory (coll_shm.c). With the lock
-// held.
+// ---- coll_mpi.c, coll_shm.c, coll_hierarchy.c ----
+// How exchanges are carried out: messages (coll_mpi.c), shared memory (coll_shm.c), or shared
+// memory in nodes and messages between them (coll_hierarchy.c). With the lock held.
 typedef struct iso__collective_ops {
     // The request has the address of the data (next) and the number of its elements (left, > 0).
     iso_status (*post)(iso_request *request);

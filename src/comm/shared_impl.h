@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to shared.c and coll_shm.c: memory that all ranks of a communicator can reach.
+// Private to shared.c, coll_shm.c and coll_hierarchy.c: memory that all ranks of a communicator can reach.
 #ifndef ISO_SHARED_IMPL_H
 #define ISO_SHARED_IMPL_H
 
@@ -49,5 +49,23 @@ struct iso__shared {
 static inline char *iso__shared_data(const iso__shared *shared, int rank) {
     return (char *)shared->board[rank] + sizeof(iso__board);
 }
+
+// How many exchanges of a queue this rank has issued, or has summed its slice of. Release: a rank
+// that sees the number also sees the data.
+static inline void iso__shared_tell_posted(iso__shared *s, int queue, uint64_t count) {
+    atomic_store_explicit(&s->board[s->comm->rank]->queue[queue].posted, count,
+                          memory_order_release);
+}
+static inline void iso__shared_tell_summed(iso__shared *s, int queue, uint64_t count) {
+    atomic_store_explicit(&s->board[s->comm->rank]->queue[queue].summed, count,
+                          memory_order_release);
+}
+
+// coll_shm.c. Whether all ranks have issued the request's exchange, or have summed their slices.
+bool iso__shared_all_posted(const iso__shared *s, const iso_request *request);
+bool iso__shared_all_summed(const iso__shared *s, const iso_request *request);
+// Adds up `count` elements at this offset of all ranks, in their order, without the lock. The sum
+// goes to the ranks from `first` to before `end`.
+void iso__shared_sum(const iso__shared *s, size_t offset, size_t count, int first, int end);
 
 #endif

@@ -145,8 +145,13 @@ void iso__count_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
         iso__count_node_sum(to, comm, bytes);
         return;
     }
-    to->bytes_sent += share_of(comm, comm->sum_all * (double)bytes);
-    to->bytes_between_nodes += share_of(comm, comm->sum_between * (double)bytes);
+    iso__count_cost(to, comm, &(iso__sum_cost){comm->sum_all, comm->sum_between}, bytes);
+}
+
+void iso__count_cost(iso_traffic *to, const iso_comm *comm, const iso__sum_cost *cost,
+                     size_t bytes) {
+    to->bytes_sent += share_of(comm, cost->all * (double)bytes);
+    to->bytes_between_nodes += share_of(comm, cost->between * (double)bytes);
 }
 
 // Each of P ranks receives its slice, 1 / P of the vector, from P - 1 others, and sends the sum of

@@ -16,11 +16,22 @@ iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of);
 // nothing for NULL.
 iso_status iso__comm_place_subset(iso_comm *subset, const iso_comm *whole);
 
+// The total length of the messages of one all-reduce, as multiples of the bytes of one rank: of all
+// messages, and of those between nodes. algorithm: a value of Open MPI's
+// coll_libnbc_iallreduce_algorithm.
+typedef struct iso__sum_cost {
+    double all, between;
+} iso__sum_cost;
+iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size);
+
 // These need a located comm; otherwise all ranks count as sharing a node. bytes: per rank.
 // A sum by messages.
 void iso__count_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // A sum in memory that the ranks share, or by NCCL inside a node.
 void iso__count_node_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
+// A sum of this cost.
+void iso__count_cost(iso_traffic *to, const iso_comm *comm, const iso__sum_cost *cost,
+                     size_t bytes);
 // `bytes` from this rank to each other rank: all-to-all, all-gather, broadcast by this rank.
 void iso__count_blocks(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // `bytes` from this rank to another rank of comm.
@@ -36,13 +47,5 @@ static inline void iso__traffic_add(iso_traffic *to, const iso_traffic *more) {
     to->bytes_sent += more->bytes_sent;
     to->bytes_between_nodes += more->bytes_between_nodes;
 }
-
-// The total length of the messages of one all-reduce, as multiples of the bytes of one rank: of all
-// messages, and of those between nodes. algorithm: a value of Open MPI's
-// coll_libnbc_iallreduce_algorithm.
-typedef struct iso__sum_cost {
-    double all, between;
-} iso__sum_cost;
-iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size);
 
 #endif

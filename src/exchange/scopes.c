@@ -22,8 +22,9 @@ struct iso__scopes {
     bool wants_nccl;  // all ranks want NCCL
     bool asked_nccl;  // make_nccl has determined whether it can be used
     size_t unit;
-    iso__nccl *nccl;        // of the node, or NULL
-    iso_topology *topology; // of shards
+    iso__nccl *nccl;          // of the node, or NULL
+    iso_topology *topology;   // of shards, and of sums in two levels
+    iso__channel_nodes nodes; // of these; no `node`: none
     iso__transport *alone;
     iso__transport
         *transport[ISO_SCOPE_RANK]; // of the world and the node; NULL: this rank is alone
@@ -197,12 +198,49 @@ static iso_status make_zero(const iso__scopes *s, const iso__transport_setup *se
     return ISO_OK;
 }
 
-// Shares the arena only if comm is the node. A transport between nodes works with shared and with
-// private memory.
-static iso_status make_host(const iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
+// Whether sums over several nodes may go in two levels: some node has several ranks, and all ranks
+// have a helper thread and would use shared memory.
+static iso_status may_link_nodes(const iso__scopes *s, bool *out) {
+    int mode;
+    int64_t most = iso_comm_size(s->node), all;
+    ISO_TRY(iso_comm_agree(s->world, iso__node_collective(&mode)));
+    ISO_TRY(iso_comm_allreduce_i64(s->world, &most, 1, ISO_MAX));
+    all =
+        !s->converts && mode != ISO_NODE_MPI && iso_comm_progress(s->world) == ISO_PROGRESS_THREAD;
+    ISO_TRY(iso_comm_allreduce_i64(s->world, &all, 1, ISO_MIN));
+    *out = most > 1 && all;
+    return ISO_OK;
+}
+
+// Shares the arena inside each node, if all nodes can, and finds the ranks that sum a slice.
+static iso_status link_nodes(iso__scopes *s, iso__store *store) {
+    bool may = false;
+    if (s->nodes.node) return ISO_OK;
+    ISO_TRY(may_link_nodes(s, &may));
+    if (!may) return ISO_OK;
+    ISO_TRY(iso_comm_agree(s->world, iso__store_share(store, s->node)));
+    int64_t all =
+        iso_comm_size(s->node) == 1 || iso__comm_is_shared(s->node, store->arena, store->bytes);
+    ISO_TRY(iso_comm_allreduce_i64(s->world, &all, 1, ISO_MIN));
+    if (!all) return ISO_OK;
+    if (!s->topology) ISO_TRY(iso__topology_create(s->world, NULL, false, &s->topology));
+    const iso_topology *t = s->topology;
+    iso_comm *across = t->local_rank < t->smallest ? t->leaders[t->local_rank] : NULL;
+    s->nodes = (iso__channel_nodes){s->node, across, t->nodes, t->smallest};
+    return ISO_OK;
+}
+
+// Shares the arena if comm is the node, or if sums over several nodes go in two levels.
+static iso_status make_host(iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
                             iso__transport **out) {
     iso__transport *host = NULL;
-    if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
+    iso__transport_setup own = *setup;
+    if (comm == s->node)
+        ISO_TRY(iso__store_share(setup->store, s->node));
+    else
+        ISO_TRY(link_nodes(s, setup->store));
+    if (comm != s->node && s->nodes.node) own.nodes = &s->nodes;
+    setup = &own;
     ISO_TRY(maker_of(s)(setup, comm, &host));
     *out = host;
     if (s->sparse) ISO_TRY(iso__transport_rows(setup, comm, host, &host));

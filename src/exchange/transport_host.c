@@ -179,8 +179,14 @@ static iso_status open_channel(host *self, int c, iso__channel_item *item) {
     int count = list_items(self, c, item);
     size_t window = c == LONG ? WINDOW_BYTES : SIZE_MAX;
     size_t chunk = c == LONG ? CHUNK_BYTES : SIZE_MAX;
+    const iso__channel_nodes *nodes = self->with.nodes;
     if (count == 0) return ISO_OK;
-    return iso__channel_create(self->comm, item, count, chunk, window, &self->channel[c]);
+    if (nodes && c == LONG) { // a rank sends a slice of it
+        chunk *= (size_t)nodes->slices;
+        window *= (size_t)nodes->slices;
+    }
+    ISO_TRY(iso__channel_create(self->comm, item, count, chunk, window, &self->channel[c]));
+    return nodes ? iso__channel_use_nodes(self->channel[c], nodes) : ISO_OK;
 }
 
 static bool destroy_host(iso__transport *t) {

@@ -23,9 +23,10 @@ typedef struct iso__transport_setup {
     iso__coder *coder;
     const iso__buckets *buckets; // borrowed, like its items
     iso__exchange_stats *stats;
-    iso_comm *world; // its ranks appear in messages; waits drive its engine
-    bool over_world; // true: sums are over all ranks; false: over those of a node
-    bool one_by_one; // the caller awaits each bucket before it posts the next one
+    iso_comm *world;                 // its ranks appear in messages; waits drive its engine
+    bool over_world;                 // true: sums are over all ranks; false: over those of a node
+    bool one_by_one;                 // the caller awaits each bucket before it posts the next one
+    const iso__channel_nodes *nodes; // sums of f32 go in two levels; NULL: they do not
 } iso__transport_setup;
 
 // Multiplies a bucket in place, except its tail.

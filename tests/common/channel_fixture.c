@@ -116,3 +116,30 @@ bool channel_is_summed(const channel_rig *rig, int item) {
     }
     return true;
 }
+
+iso_status channel_complete(channel_rig *rig, int item) {
+    for (int tries = (int)channel_draw_mine(rig, 4); tries > 0; tries--)
+        if (iso__channel_is_done(rig->channel, item)) return ISO_OK;
+    return iso__channel_wait(rig->channel, item, NULL, NULL);
+}
+
+iso_status channel_give(channel_rig *rig, int item) {
+    channel_stumble(rig, 300);
+    channel_fill(rig, item);
+    return iso__channel_ready(rig->channel, item);
+}
+
+bool channel_random_round(channel_rig *rig) {
+    int order[CHANNEL_ITEMS];
+    iso_status status = ISO_OK;
+    channel_shuffle_mine(rig, order, rig->items);
+    for (int k = 0; k < rig->items && status >= 0; k++) status = channel_give(rig, order[k]);
+    channel_shuffle_mine(rig, order, rig->items);
+    bool right = true;
+    for (int k = 0; k < rig->items && status >= 0; k++) {
+        status = channel_complete(rig, order[k]);
+        right = right && status == ISO_OK && channel_is_summed(rig, order[k]);
+    }
+    if (status < 0) iso_error_print(stderr);
+    return right && status == ISO_OK;
+}

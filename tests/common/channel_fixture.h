@@ -42,4 +42,11 @@ void channel_fill(channel_rig *rig, int item);
 // Whether the item holds the sums of the round that was filled last.
 bool channel_is_summed(const channel_rig *rig, int item);
 
+// Stumbles, fills the item and makes it ready. Looks for it a few times, then waits.
+iso_status channel_give(channel_rig *rig, int item);
+iso_status channel_complete(channel_rig *rig, int item);
+// A round of all items; each rank gives and completes them in an order and at a speed of its own.
+// Whether all were summed.
+bool channel_random_round(channel_rig *rig);
+
 #endif

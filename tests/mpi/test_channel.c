@@ -26,47 +26,18 @@ TestSuite(np4_channel_off, .init = setup_off, .fini = test_mpi_teardown, .timeou
 
 // ---- Sums -------------------------------------------------------------------------------------------
 
-// Looks a few times, then waits.
-static iso_status complete(channel_rig *rig, int item) {
-    for (int tries = (int)channel_draw_mine(rig, 4); tries > 0; tries--)
-        if (iso__channel_is_done(rig->channel, item)) return ISO_OK;
-    return iso__channel_wait(rig->channel, item, NULL, NULL);
-}
-
-static iso_status give(channel_rig *rig, int item) {
-    channel_stumble(rig, 300);
-    channel_fill(rig, item);
-    return iso__channel_ready(rig->channel, item);
-}
-
-// One round after the other; each rank makes items ready in an order and at a speed of its own.
-static bool random_round(channel_rig *rig) {
-    int order[CHANNEL_ITEMS];
-    iso_status status = ISO_OK;
-    channel_shuffle_mine(rig, order, rig->items);
-    for (int k = 0; k < rig->items && status >= 0; k++) status = give(rig, order[k]);
-    channel_shuffle_mine(rig, order, rig->items);
-    bool right = true;
-    for (int k = 0; k < rig->items && status >= 0; k++) {
-        status = complete(rig, order[k]);
-        right = right && status == ISO_OK && channel_is_summed(rig, order[k]);
-    }
-    if (status < 0) iso_error_print(stderr);
-    return right && status == ISO_OK;
-}
-
 static void random_plans(int items, bool shared, int plans) {
     static iso__chunk chunk[CHANNEL_CHUNKS];
     channel_rig rig;
     channel_rig_create(&rig, test_comm, items, 21000 / (size_t)items, shared);
-    bool right = random_round(&rig); // the plan to begin with
+    bool right = channel_random_round(&rig); // the plan to begin with
     for (int p = 0; p < plans && right; p++) {
         int count = channel_random_plan(&rig, chunk);
         const size_t windows[] = {1, 3000, 20000, SIZE_MAX};
         iso_status status =
             iso__channel_set_plan(rig.channel, chunk, count, windows[channel_draw(&rig, 4)]);
         right = status == ISO_OK;
-        for (int round = 0; round < 3 && right; round++) right = random_round(&rig);
+        for (int round = 0; round < 3 && right; round++) right = channel_random_round(&rig);
     }
     iso_assert_all(right);
     channel_rig_destroy(&rig);
@@ -80,15 +51,15 @@ static bool pipelined_round(channel_rig *rig, bool last) {
     int order[CHANNEL_ITEMS];
     channel_shuffle_mine(rig, order, rig->items);
     for (int k = 0; k < rig->items && status >= 0 && right; k++) {
-        status = complete(rig, order[k]);
+        status = channel_complete(rig, order[k]);
         right = status == ISO_OK && channel_is_summed(rig, order[k]);
         channel_stumble(rig, 300);
         if (!right || last || channel_draw_mine(rig, 2)) continue;
-        status = give(rig, order[k]);
+        status = channel_give(rig, order[k]);
         order[k] = -1;
     }
     for (int k = 0; k < rig->items && status >= 0 && !last; k++)
-        if (order[k] >= 0) status = give(rig, order[k]);
+        if (order[k] >= 0) status = channel_give(rig, order[k]);
     if (status < 0) iso_error_print(stderr);
     return right && status >= 0;
 }
@@ -102,7 +73,7 @@ static void ranks_of_random_speed(bool shared, int plans) {
         int count = channel_random_plan(&rig, chunk);
         const size_t windows[] = {1, 2000, SIZE_MAX};
         right = iso__channel_set_plan(rig.channel, chunk, count, windows[p % 3]) == ISO_OK;
-        for (int i = 0; i < rig.items && right; i++) right = give(&rig, i) == ISO_OK;
+        for (int i = 0; i < rig.items && right; i++) right = channel_give(&rig, i) == ISO_OK;
         for (int round = 0; round < 40 && right; round++)
             right = pipelined_round(&rig, round == 39);
     }
@@ -158,20 +129,20 @@ static iso_status phased_round(channel_rig *rig, bool *given, bool ahead) {
     iso_status status = ISO_OK;
     channel_shuffle_mine(rig, order, rig->items);
     for (int k = 0; k < rig->items && status >= 0; k++)
-        if (phase_of(order[k]) == 0 && !given[order[k]]) status = give(rig, order[k]);
+        if (phase_of(order[k]) == 0 && !given[order[k]]) status = channel_give(rig, order[k]);
     channel_shuffle_mine(rig, order, rig->items);
     for (int k = 0; k < rig->items && status >= 0; k++) {
         int i = order[k];
         if (phase_of(i) == 1) continue;
-        status = complete(rig, i);
+        status = channel_complete(rig, i);
         if (status >= 0 && !channel_is_summed(rig, i)) return ISO_ERR_STATE;
-        if (status >= 0 && phase_of(i + 1) == 1) status = give(rig, i + 1);
+        if (status >= 0 && phase_of(i + 1) == 1) status = channel_give(rig, i + 1);
         given[i] = ahead && channel_draw_mine(rig, 2);
-        if (status >= 0 && given[i]) status = give(rig, i);
+        if (status >= 0 && given[i]) status = channel_give(rig, i);
     }
     for (int k = 0; k < rig->items && status >= 0; k++) {
         if (phase_of(order[k]) == 0) continue;
-        status = complete(rig, order[k]);
+        status = channel_complete(rig, order[k]);
         if (status >= 0 && !channel_is_summed(rig, order[k])) return ISO_ERR_STATE;
     }
     return status;

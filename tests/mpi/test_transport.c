@@ -56,13 +56,16 @@ Test(np3_transport, gathers_rows_beside_messages) { rows_conform("mpi"); }
 Test(np2_transport, gathers_rows_beside_shared_memory) { rows_conform("shm"); }
 Test(np4_transport, gathers_rows_beside_shared_memory) { rows_conform("shm"); }
 
-static void nodes_conform(void) {
-    setenv("ISO_RANKS_PER_NODE", "2", 1);
+static void nodes_conform(const char *ranks_per_node, const char *collective) {
+    setenv("ISO_RANKS_PER_NODE", ranks_per_node, 1);
+    setenv("ISO_NODE_COLLECTIVE", collective, 1);
     transport_conforms(&(transport_case){"host", ISO_SCOPE_WORLD, NULL, NULL, false, false});
 }
 
-Test(np3_transport, sums_between_nodes) { nodes_conform(); }
-Test(np4_transport, sums_between_nodes) { nodes_conform(); }
+Test(np3_transport, sums_between_nodes_by_messages) { nodes_conform("2", "mpi"); }
+Test(np4_transport, sums_between_nodes_by_messages) { nodes_conform("2", "mpi"); }
+Test(np3_transport, sums_in_two_levels) { nodes_conform("2", "auto"); }
+Test(np4_transport, sums_in_two_levels) { nodes_conform("2", "shm"); }
 
 // ---- Asked again ------------------------------------------------------------------------------------
 
@@ -73,6 +76,10 @@ static void times_out(const char *collective) {
 }
 
 Test(np2_transport, a_wait_that_times_out_counts) { times_out("mpi"); }
+Test(np4_transport, a_wait_for_two_levels_that_times_out_counts) {
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    times_out("auto");
+}
 Test(np2_transport, a_wait_for_a_shard_that_times_out_counts) {
     setenv("ISO_NODE_COLLECTIVE", "mpi", 1);
     transport_keeps_times(&(transport_case){"zero", ISO_SCOPE_WORLD, NULL, NULL, true, false},

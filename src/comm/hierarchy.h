@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// Private to src/comm: sums of a channel in two levels, inside nodes and between them.
+#ifndef ISO_HIERARCHY_H
+#define ISO_HIERARCHY_H
+
+#include "comm/request.h"
+#include "comm/traffic.h"
+
+// The engine's lock guards the queue.
+typedef struct iso__hierarchy {
+    iso_comm *world, *node; // of the channel; its ranks that share memory
+    iso__shared *shared;    // of the node; NULL: this rank is alone on it
+    MPI_Comm across;        // the ranks that sum the same slice; MPI_COMM_NULL: this one sums none
+    int nodes, slices;
+    int queue; // in the counters of the shared memory
+    iso__sum_cost cost;
+    // The exchanges that are not complete, in the order of issue. From `summing` on, this rank's
+    // slice is not summed in the node, or not sent; from `spreading` on, not in the memory of the
+    // node's other ranks.
+    iso_request *first, *last, *summing, *spreading;
+    uint64_t posted;
+    bool busy;                    // a thread works on it with the lock released
+    bool broken;                  // MPI reported an error
+    struct iso__hierarchy *older; // in the engine's list
+} iso__hierarchy;
+
+extern const iso__collective_ops iso__collective_hierarchy;
+
+// Collective over the channel's communicator, which is located; retains node. *out NULL: some rank
+// has no queue left in its shared memory. See iso__channel_use_nodes.
+iso_status iso__hierarchy_create(iso_comm *world, const iso__channel_nodes *nodes,
+                                 iso__hierarchy **out);
+// Nothing may be under way. Accepts NULL.
+void iso__hierarchy_destroy(iso__hierarchy **hierarchy);
+
+#endif
