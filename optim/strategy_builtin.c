@@ -345,12 +345,26 @@ static iso_status check_heat(const iso_strategy_context *context, char *warning,
 
 // ---- Exchanging parameters ----------------------------------------------------------------------
 
+// Adds the numbers of the optimizer that a setting names to those of the program.
+static iso_status list_hypers(iso__daso_rules *rules, iso_optimizer *inner) {
+    iso_tournament *t = &rules->tournament;
+    if (!rules->hyper_names) return ISO_OK;
+    ISO_CHECK(t->hyper_count >= 0 && t->hyper_count <= ISO_TOURNAMENT_HYPERS, ISO_ERR_ARG,
+              "a tournament has %d hyperparameters: give 0 to %d", t->hyper_count,
+              ISO_TOURNAMENT_HYPERS);
+    for (int i = 0; i < t->hyper_count; i++) rules->hyper[i] = t->hyper[i];
+    t->hyper = rules->hyper;
+    return iso_tournament_list_hyper(inner, rules->hyper_names, rules->hyper, ISO_TOURNAMENT_HYPERS,
+                                     &t->hyper_count);
+}
+
 static iso_status wrap_daso(const iso_strategy_context *context, iso_optimizer *inner,
                             iso_module *module, iso_optimizer **out, void *user) {
     iso_daso_config config;
     iso__daso_rules rules;
     iso_status status;
     ISO_TRY_GOTO(read_config(context, user, &config, &rules));
+    ISO_TRY_GOTO(list_hypers(&rules, inner));
     ISO_TRY_GOTO(iso_dp_optimizer_create_take(inner, module, &inner));
     ISO_TRY(iso_daso_create_take(inner, module, &config, out));
     return ISO_OK;

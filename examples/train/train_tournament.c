@@ -3,6 +3,7 @@
 #include "train_tournament.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 // ---- What the strategy calls --------------------------------------------------------------------
@@ -16,6 +17,18 @@ static iso_status score_model(iso_module *model, iso_evaluation *out, void *user
     return iso_evaluate(model, run->test_loss, run->match_loader, run->self, out);
 }
 
+// The numbers of --tournament-hyper, of the first group of parameters.
+static void log_numbers(iso_json_log *log, const char *names, const iso_match *match) {
+    int count = names != NULL;
+    char name[32];
+    for (const char *at = names; at && *at; at++) count += *at == ',';
+    int groups = count > 0 ? (match->hyper_count - 1) / count : 0;
+    for (int i = 0; i < count; i++, names += strcspn(names, ",") + 1) {
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(names, ","), names);
+        iso_json_double(log, name, match->hyper[1 + i * groups]);
+    }
+}
+
 static void log_match(const iso_match *match, void *user) {
     const train_run *run = user;
     iso_json_log *log = run->log; // NULL without --log
@@ -27,6 +40,7 @@ static void log_match(const iso_match *match, void *user) {
     iso_json_double(log, "theirs", match->theirs);
     iso_json_int(log, "took", match->took);
     iso_json_double(log, "lr", run->lr * match->hyper[0]);
+    log_numbers(log, train_setting_text(run->options, "tournament-hyper"), match);
     iso_json_end(log);
 }
 
@@ -60,8 +74,20 @@ iso_status train_tournament_setup(train_run *run, iso_tournament *out, iso_tourn
     return ISO_OK;
 }
 
+// The schedule sets the learning rate in each step, so a factor of it moves instead.
+static iso_status check_numbers(const char *names) {
+    for (const char *at = names; at; at = at[strcspn(at, ",")] ? at + strcspn(at, ",") + 1 : NULL)
+        if (strcspn(at, ",") == 2 && strncmp(at, "lr", 2) == 0)
+            return train_error(ISO_ERR_ARG,
+                               "--tournament-hyper %s: the learning rate always moves: remove lr",
+                               names);
+    return ISO_OK;
+}
+
 iso_status train_tournament_check(const train_options *o) {
-    if (!train_setting_of(o->sync, "tournament-metric") || !isnan(o->validation)) return ISO_OK;
+    if (!train_setting_of(o->sync, "tournament-metric")) return ISO_OK;
+    TRY(check_numbers(train_setting_text(o, "tournament-hyper")));
+    if (!isnan(o->validation)) return ISO_OK;
     return train_error(ISO_ERR_ARG,
                        "--sync %s compares models on images that are held out of training: give "
                        "--validation, e.g. --validation 0.1",

@@ -76,6 +76,9 @@ typedef struct iso_tournament {
     // created only. All values are sent all the same, and evaluations and the end of a run take
     // the whole model that is best.
     bool (*moves)(const char *name, void *user);
+    // Instead of that: patterns of the names that move, separated by ','; NULL: none. '*' stands for
+    // any characters. Each pattern must match a name. Borrowed until the optimizer is created.
+    const char *weights;
 
     // Hyperparameters that a model brings, too; NULL: none. The list is borrowed until the
     // optimizer is created. All ranks give lists of the same length, with the same limits.

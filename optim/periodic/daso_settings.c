@@ -73,6 +73,7 @@ typedef struct daso_values {
     const char *levels;                   // NULL: none
     int metric, moves;                    // of tournaments
     double spread, perturb;
+    const char *weights, *hyper;
 } daso_values;
 
 #define FIELD(name) offsetof(daso_values, config.name)
@@ -265,9 +266,18 @@ const iso_setting iso__tournament_setting[] = {
      .initial = "move",
      .meaning = "move: the model that wins brings its optimizer state; keep: trainers keep theirs"},
     {"tournament-spread", NUMBER, offsetof(daso_values, spread), 1e-3, 1e3, .initial = "1",
-     .meaning = "trainers begin with learning rates from --lr / X to --lr * X"},
+     .meaning = "trainers begin with learning rates from --lr / X to --lr * X; the "
+                "numbers of --tournament-hyper likewise"},
     {"tournament-perturb", NUMBER, offsetof(daso_values, perturb), 0, 0.99, .initial = "0",
-     .meaning = "a trainer that takes a model multiplies its learning rate by 1 - X or 1 + X"}};
+     .meaning = "a trainer that takes a model multiplies its learning rate by 1 - X or 1 + X, and "
+                "likewise the numbers of --tournament-hyper"},
+    {"tournament-hyper", ISO_SETTING_TEXT, offsetof(daso_values, hyper), .choices = "NAME,...",
+     .meaning = "numbers of the optimizer that move with models, too: momentum, dampening, "
+                "weight_decay, beta1, beta2, rho, alpha, eps, lr_decay or momentum_decay"},
+    {"tournament-weights", ISO_SETTING_TEXT, offsetof(daso_values, weights),
+     .choices = "PATTERN,...",
+     .meaning = "only parameters and buffers with such names move, and the others stay with their "
+                "trainer; * stands for any characters"}};
 const iso_setting iso__overlap_setting[] = {{PERIOD},
                                             {WARMUP, .initial = "0"},
                                             {WARMUP_STEPS},
@@ -352,6 +362,8 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
     rules->tournament.keep_state = v.moves == 1;
     rules->tournament.spread = v.spread;
     rules->tournament.perturb = v.perturb;
+    if (v.weights) rules->tournament.weights = v.weights;
+    rules->hyper_names = v.hyper;
     if (!v.config.outer) v.config.outer_skip = 0; // which has a default
     if (v.levels) ISO_TRY(iso_daso_levels_parse(v.levels, &v.config));
     *config = v.config;
@@ -387,9 +399,10 @@ static uint64_t hash_hypers(const iso_tournament *t) {
 
 static int write_tournament(const iso_tournament *t, char *text, size_t room) {
     return snprintf(text, room,
-                    "tournament: metric %d, seed %llu, keep_state %d\n"
+                    "tournament: metric %d, seed %llu, keep_state %d%s%s\n"
                     "hyperparameters: perturb %.9g, spread %.9g, mutate %d, %d of %016llx\n",
-                    (int)t->metric, (unsigned long long)t->seed, t->keep_state, t->perturb,
+                    (int)t->metric, (unsigned long long)t->seed, t->keep_state,
+                    t->weights ? ", weights " : "", t->weights ? t->weights : "", t->perturb,
                     t->spread, t->mutate != NULL, t->hyper_count,
                     (unsigned long long)hash_hypers(t));
 }

@@ -20,7 +20,7 @@ enum {
     ISO__GOSSIP_SETTINGS = 13,
     ISO__ASYNC_SETTINGS = 5,
     ISO__SERVER_SETTINGS = 4,
-    ISO__TOURNAMENT_SETTINGS = 9,
+    ISO__TOURNAMENT_SETTINGS = 11,
     ISO__HEAT_SETTINGS = 9,
     ISO__SETTINGS_ROOM = 2048 // bytes of text
 };
@@ -33,6 +33,8 @@ extern const iso_setting iso__local_sgd_setting[], iso__post_local_setting[], is
 typedef struct iso__daso_rules {
     iso_outer outer;           // name NULL: the mode has none
     iso_tournament tournament; // read only if the config points to it
+    const char *hyper_names;   // of the optimizer's numbers that move, too; NULL: none
+    iso_tournament_hyper hyper[ISO_TOURNAMENT_HYPERS]; // room for them, and those of the caller
 } iso__daso_rules;
 
 // NULL for a number that is no wire, and for a topk_ratio that it does not take.

@@ -48,6 +48,8 @@ iso_status iso__daso_tournament_check(const iso_daso_config *c) {
               "ISO_TOURNAMENT_ACCURACY",
               (int)t->metric);
     ISO_TRY(check_hyper(t));
+    ISO_CHECK(!t->moves || !t->weights, ISO_ERR_ARG,
+              "daso: a tournament has both moves and weights: give one of them");
     bool warms_up = c->warmup_steps > 0 || (c->warmup_steps < 0 && c->warmup > 0);
     ISO_CHECK(!warms_up || t->spread == 0 || t->spread == 1, ISO_ERR_ARG,
               "daso: a tournament with spread has a warm-up, in which all trainers must have equal "

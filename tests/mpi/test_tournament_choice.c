@@ -116,7 +116,10 @@ Test(np2_tournament_choice, the_others_stay) {
         r.c.train.hyper.lr = 0;
         r.tournament.keep_state = i == 1;
         r.tournament.score = rank0_wins;
-        r.tournament.moves = weights_move;
+        if (i == 1)
+            r.tournament.weights = "norm.running_mean,*weight";
+        else
+            r.tournament.moves = weights_move;
         iso_assert_ok(tournament_open(&r));
         iso_assert_ok(daso_drift(&r.t, 0.01f * (float)(1 + test_rank)));
         char *before = malloc(tournament_copy_part(&r, TOURNAMENT_PARAMETERS, NULL, false));
@@ -158,6 +161,16 @@ Test(np2_tournament_choice, wrong_choices_are_refused) {
     r.c.daso.tournament = &r.tournament;
     r.tournament.moves = none_moves;
     iso_assert_all(daso_refused(&r.c, ISO_ERR_ARG, "lets none of"));
+    r.tournament.weights = "*";
+    iso_assert_all(daso_refused(&r.c, ISO_ERR_ARG, "both moves and weights"));
+    r.tournament.moves = NULL;
+    r.tournament.weights = "*weight,wieght*";
+    iso_assert_all(daso_refused(&r.c, ISO_ERR_ARG, "has a name like \"wieght*\""));
+    r.tournament.weights = "*weight,";
+    iso_assert_all(daso_refused(&r.c, ISO_ERR_ARG, "has a name like \"\""));
+    r.tournament.weights = test_rank == 0 ? "*weight" : "*bias";
+    iso_assert_all(daso_refused(&r.c, ISO_ERR_MISMATCH, "ranks"));
+    r.tournament.weights = NULL;
     r.tournament.moves = other_moves;
     iso_assert_all(daso_refused(&r.c, ISO_ERR_MISMATCH, "ranks let different parameters move"));
     r.tournament.moves = test_rank == 0 ? weights_move : NULL;

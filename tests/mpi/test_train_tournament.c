@@ -155,6 +155,49 @@ Test(np2_train_tournament, learning_rates_move_with_models) {
     train_world_close(&world);
 }
 
+// Momentum moves with models, too, and is perturbed; only weights of the last layer move. So the
+// log says, and so the bits.
+Test(np2_train_tournament, numbers_of_the_optimizer_and_some_weights_move) {
+    static const char *const options =
+        "--optimizer sgd --lr 0.02 --momentum 0.5 --tournament-perturb 0.25";
+    train_result all, some, named;
+    char more[300], line[4096];
+    bool good = true;
+    int moved = 0;
+    open_world(1);
+    snprintf(more, sizeof(more), "%s --tournament-hyper momentum,weight_decay --log %s", options,
+             path);
+    train(more, &named);
+    FILE *from = test_rank == 0 ? fopen(path, "r") : NULL;
+    while (from && fgets(line, sizeof(line), from)) {
+        const char *at = strstr(line, "\"event\":\"match\"") ? strstr(line, "\"momentum\":") : NULL;
+        if (!at) continue;
+        double momentum = atof(at + strlen("\"momentum\":"));
+        moved += momentum != 0.5;
+        good = good && momentum > 0.1 && momentum <= 0.999 && strstr(line, "\"weight_decay\":0");
+    }
+    if (from) fclose(from);
+    if (test_rank == 0) remove(path);
+    iso_assert_all(good && (test_rank > 0 || moved > 0));
+    train(options, &all);
+    snprintf(more, sizeof(more), "%s --tournament-weights *2.weight", options);
+    train(more, &some);
+    iso_assert_all(strcmp(all.hash, some.hash) != 0 && strcmp(all.hash, named.hash) != 0);
+    train_world_close(&world);
+}
+
+Test(np2_train_tournament, wrong_numbers_are_refused) {
+    train_options options;
+    char *words[] = {"train",        "--sync", "tournament",
+                     "--validation", "0.1",    "--tournament-hyper",
+                     "momentum,lr"};
+    open_world(1);
+    iso_assert_ok(train_options_parse(7, words, &options));
+    iso_assert_all(train_options_check(&options) == ISO_ERR_ARG &&
+                   strstr(train_error_text(), "the learning rate always moves"));
+    train_world_close(&world);
+}
+
 // With evaluations on the way, in which all have the best model, and models under way.
 Test(np3_train_tournament, goes_on_with_the_same_bits) {
     char more[300], name[120];
