@@ -244,10 +244,7 @@ typedef struct iso_reducer_config {
 // difference. Then broadcasts rank 0's values.
 //
 // Sums use messages, or shared memory if all ranks in scope are on one node (ISO_NODE_COLLECTIVE).
-// Over several nodes sums of f32 go in two levels, if some node has several ranks, every process has
-// a progress thread and no communication hook converts: the ranks of a node sum a slice each in
-// shared memory, then each slice is summed between nodes. So no more bytes cross between nodes than
-// with one rank on each.
+// Over several nodes sums of f32 go in two levels (docs/training.md).
 // ISO_ERR_ARG if arrays overlap, an array is listed twice, or the parameters of a layer are not
 // adjacent. Creates its own communicators from comm and does not keep comm.
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,

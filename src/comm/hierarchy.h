@@ -24,8 +24,9 @@ typedef struct iso__hierarchy {
     struct iso__hierarchy *older; // in the engine's list
 } iso__hierarchy;
 
-extern const iso__collective_ops iso__collective_hierarchy;
+extern const iso__collective_ops iso__collective_hierarchy; // coll_hierarchy.c
 
+// ---- hierarchy.c ----
 // Collective over the channel's communicator, which is located; retains node. *out NULL: some rank
 // has no queue left in its shared memory. See iso__channel_use_nodes.
 iso_status iso__hierarchy_create(iso_comm *world, const iso__channel_nodes *nodes,

@@ -25,6 +25,7 @@ libiso_core_la_SOURCES += \
     src/comm/engine.h \
     src/comm/environment.c \
     src/comm/exchange.c \
+    src/comm/hierarchy.c \
     src/comm/hierarchy.h \
     src/comm/launcher.c \
     src/comm/mpi_error.c \

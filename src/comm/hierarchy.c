@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// Sums in two levels: creates and frees what a channel needs for them.
+#include "comm/hierarchy.h"
+
+#include "comm/comm_calls.h"
+#include "comm/comm_state.h"
+
+// Takes the engine's lock, because its threads walk the list.
+static void list_hierarchy(iso__hierarchy *h, bool add) {
+    iso__engine *engine = h->world->engine;
+    pthread_mutex_lock(&engine->lock);
+    iso__hierarchy **at = &engine->hierarchies;
+    if (add) h->older = *at;
+    while (!add && *at && *at != h) at = &(*at)->older;
+    if (*at || add) *at = add ? h : h->older;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+// What an exchange moves: each of a node's data to one of its ranks and back, and an all-reduce
+// over the nodes.
+static iso_status measure_cost(iso__hierarchy *h) {
+    int64_t *node_of = NULL;
+    ISO_TRY(iso__alloc((size_t)h->nodes * sizeof(*node_of), (void **)&node_of));
+    for (int n = 0; n < h->nodes; n++) node_of[n] = n;
+    h->cost = iso__sum_cost_of(h->world->engine->algorithm_number, node_of, h->nodes);
+    h->cost.all += 2.0 * (h->world->size - h->nodes);
+    iso__free(node_of);
+    return ISO_OK;
+}
+
+static iso_status make_record(iso_comm *world, const iso__channel_nodes *nodes,
+                              iso__hierarchy **out) {
+    ISO_TRY(iso__alloc_zero(sizeof(**out), (void **)out));
+    iso__hierarchy *h = *out;
+    *h = (iso__hierarchy){.world = world,
+                          .node = iso_comm_retain(nodes->node),
+                          .shared = nodes->node->shared,
+                          .across = MPI_COMM_NULL,
+                          .nodes = nodes->nodes,
+                          .slices = nodes->slices};
+    h->queue = iso__comm_take_queue(h->node);
+    return measure_cost(h);
+}
+
+static iso_status copy_across(iso__hierarchy *h, const iso__channel_nodes *nodes) {
+    if (!nodes->across) return ISO_OK;
+    return iso__comm_make(h->world, &(iso__comm_recipe){ISO_MAKE_COPY, .from = nodes->across->mpi},
+                          &h->across);
+}
+
+iso_status iso__hierarchy_create(iso_comm *world, const iso__channel_nodes *nodes,
+                                 iso__hierarchy **out) {
+    iso__hierarchy *h = NULL;
+    iso_status status;
+    int64_t room;
+    *out = NULL;
+    ISO_TRY_GOTO(iso_comm_agree(world, make_record(world, nodes, &h)));
+    room = h->queue > 0;
+    ISO_TRY_GOTO(iso_comm_allreduce_i64(world, &room, 1, ISO_MIN));
+    if (room) {
+        ISO_TRY_GOTO(iso__comm_meet(world, "the barrier before MPI_Comm_create_group"));
+        ISO_TRY_GOTO(iso_comm_agree(world, copy_across(h, nodes)));
+        list_hierarchy(h, true);
+        *out = h;
+        return ISO_OK;
+    }
+    status = ISO_OK;
+fail:
+    iso__hierarchy_destroy(&h);
+    return status;
+}
+
+void iso__hierarchy_destroy(iso__hierarchy **pointer) {
+    iso__hierarchy *h = *pointer;
+    int finalized = 0;
+    *pointer = NULL;
+    if (!h) return;
+    list_hierarchy(h, false);
+    iso__comm_give_queue(h->node, h->queue);
+    MPI_Finalized(&finalized);
+    if (!finalized && h->across != MPI_COMM_NULL) MPI_Comm_free(&h->across);
+    iso_comm_destroy(&h->node);
+    iso__free(h);
+}
