@@ -118,8 +118,9 @@ static bool takes_nccl(const iso__scopes *s, const iso_comm *comm) {
 // ---- Life -------------------------------------------------------------------------------------------
 
 static iso_status find_nodes(iso__scopes *s) {
-    ISO_TRY(iso__comm_create_node(s->world, ISO_SCOPE_NODE, false, &s->node));
-    ISO_TRY(iso_comm_agree(s->world, iso__comm_place_subset(s->node, s->world)));
+    iso_status mine = iso__comm_create_node(s->world, ISO_SCOPE_NODE, false, &s->node);
+    if (mine == ISO_OK) mine = iso__comm_place_subset(s->node, s->world);
+    ISO_TRY(iso_comm_agree(s->world, mine)); // the nodes have failed or not, each for itself
     return ask_for_nccl(s);
 }
 

@@ -141,6 +141,12 @@ static void try_hooks(void) {
 
 Test(np2_no_memory_create, data_parallel) { try_lists(); }
 Test(np3_no_memory_create, data_parallel) { try_lists(); }
+// Sums in two levels: nodes of two ranks, and of one.
+Test(np3_no_memory_create, data_parallel_between_nodes) {
+    const iso_data_parallel_config config = {.sync = ISO_SYNC_LAZY};
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    try_models(&config, 1);
+}
 Test(np2_no_memory_create, data_parallel_unused) { try_unused(); }
 Test(np3_no_memory_create, data_parallel_unused) { try_unused(); }
 Test(np2_no_memory_create, data_parallel_zero) { try_zero(); }
