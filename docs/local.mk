@@ -47,6 +47,7 @@ nobase_dist_doc_DATA = \
     docs/measurements/scale-predictions-2026-11-26.txt \
     docs/measurements/scale-predictions-gradients-2026-11-26.txt \
     docs/measurements/scale-series-2026-11-26.jsonl \
+    docs/measurements/two-levels-2026-11-27.jsonl \
     docs/scale-mlp.svg \
     docs/scale.md \
     docs/studies/adaptive-period-slack.csv \
