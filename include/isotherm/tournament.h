@@ -81,7 +81,9 @@ typedef struct iso_tournament {
     const char *weights;
 
     // Hyperparameters that a model brings, too; NULL: none. The list is borrowed until the
-    // optimizer is created. All ranks give lists of the same length, with the same limits.
+    // optimizer is created. All ranks give lists of the same length, with the same limits. A
+    // warm-up, also after iso_daso_reset, needs equal values on all trainers (ISO_ERR_MISMATCH),
+    // and there is no cool-down (ISO_ERR_ARG): in these phases all ranks train together.
     // Evaluations and the end of a run choose a model and leave the values of every trainer alone.
     const iso_tournament_hyper *hyper;
     int hyper_count;

@@ -236,6 +236,9 @@ static iso_status take_epoch_loss(iso_optimizer *optimizer, double loss) {
 }
 
 static iso_status start_over(daso *self) {
+    int64_t warmup, cooldown;
+    iso__daso_phases(&self->config, &warmup, &cooldown);
+    if (warmup > 0) ISO_TRY(iso__match_hyper_equal(&self->engine));
     iso__daso_schedule_init(&self->schedule, &self->config);
     iso__policy_init(&self->policy, &self->config);
     self->reason[0] = 0;
@@ -481,6 +484,7 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     if (status == ISO_OK) status = start_over(self);
     if (status < 0) iso__periodic_destroy(&self->engine);
     ISO_TRY_GOTO(status);
+    iso__match_hyper_spread(&self->engine);
     *out = &self->engine.base;
     return ISO_OK;
 fail:

@@ -385,18 +385,6 @@ static uint64_t hash_changes(const iso_daso_config *config) {
     return hash;
 }
 
-// Their values may differ between trainers.
-static uint64_t hash_hypers(const iso_tournament *t) {
-    uint64_t hash = ISO_HASH_START;
-    for (int i = 0; i < t->hyper_count; i++) {
-        const iso_tournament_hyper *h = &t->hyper[i];
-        hash = iso__hash(hash, h->name, strlen(h->name) + 1);
-        hash = iso__hash(hash, &h->least, sizeof(h->least));
-        hash = iso__hash(hash, &h->most, sizeof(h->most));
-    }
-    return hash;
-}
-
 static int write_tournament(const iso_tournament *t, char *text, size_t room) {
     return snprintf(text, room,
                     "tournament: metric %d, seed %llu, keep_state %d%s%s\n"
@@ -404,7 +392,7 @@ static int write_tournament(const iso_tournament *t, char *text, size_t room) {
                     (int)t->metric, (unsigned long long)t->seed, t->keep_state,
                     t->weights ? ", weights " : "", t->weights ? t->weights : "", t->perturb,
                     t->spread, t->mutate != NULL, t->hyper_count,
-                    (unsigned long long)hash_hypers(t));
+                    (unsigned long long)iso__tournament_hyper_hash(t));
 }
 
 void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room) {

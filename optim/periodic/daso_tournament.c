@@ -37,6 +37,17 @@ static iso_status check_hyper(const iso_tournament *t) {
     return ISO_OK;
 }
 
+uint64_t iso__tournament_hyper_hash(const iso_tournament *t) {
+    uint64_t hash = ISO_HASH_START;
+    for (int i = 0; i < t->hyper_count; i++) {
+        const iso_tournament_hyper *h = &t->hyper[i];
+        hash = iso__hash(hash, h->name, strlen(h->name) + 1);
+        hash = iso__hash(hash, &h->least, sizeof(h->least));
+        hash = iso__hash(hash, &h->most, sizeof(h->most));
+    }
+    return hash;
+}
+
 iso_status iso__daso_tournament_check(const iso_daso_config *c) {
     const iso_tournament *t = c->tournament;
     if (!t) return ISO_OK;
@@ -54,6 +65,10 @@ iso_status iso__daso_tournament_check(const iso_daso_config *c) {
     ISO_CHECK(!warms_up || t->spread == 0 || t->spread == 1, ISO_ERR_ARG,
               "daso: a tournament with spread has a warm-up, in which all trainers must have equal "
               "hyperparameters: set spread to 1, or warm-up to 0");
+    bool cools_down = c->cooldown_steps > 0 || (c->cooldown_steps < 0 && c->cooldown > 0);
+    ISO_CHECK(!cools_down || t->hyper_count == 0, ISO_ERR_ARG,
+              "daso: a tournament with hyperparameters has a cool-down, in which all ranks train "
+              "together, and trainers would have different ones: set cool-down to 0");
     bool plain = c->wire == ISO_WIRE_F32 && c->merge == ISO_MERGE_PROGRESS &&
                  c->state == ISO_STATE_SYNC_KEEP && c->policy == ISO_POLICY_FIXED;
     bool single =

@@ -117,7 +117,7 @@ typedef struct iso__async {
 } iso__async;
 
 // Of tournaments. In saved state: trainers, ranks, a hash of the trainer of each rank, `chosen`.
-enum { ISO__MATCH_NUMBERS = 4 };
+enum { ISO__MATCH_NUMBERS = 5 };
 typedef struct iso__match {
     int *order, *partner; // [trainers]
     double *table;        // scores of all trainers
@@ -130,6 +130,7 @@ typedef struct iso__match {
     bool chosen;     // all ranks have the model that won, and no step was made since
     int64_t members; // a hash of the trainer of each rank
     int64_t saved[ISO__MATCH_NUMBERS];
+    int64_t hypers; // a hash of the list
     // What stays when a model moves, in the flat array of the exchange; none: all moves.
     struct iso__stay *stays;
     int stay_count;
@@ -354,6 +355,10 @@ void iso__match_choice_keep(const iso__periodic *p, float *model, const float *o
 // list that is refused, ISO_ERR_MISMATCH if the ranks of a trainer have different values.
 iso_status iso__match_hyper_open(iso__periodic *p);
 void iso__match_hyper_close(iso__periodic *p);
+// Local, once nothing can fail any more. Multiplies the values by what `spread` gives this trainer.
+void iso__match_hyper_spread(iso__periodic *p);
+// Collective. ISO_ERR_MISMATCH on all ranks unless all trainers have the same values.
+iso_status iso__match_hyper_equal(iso__periodic *p);
 // Collective. Fills in match.after, and changes no value. took: this trainer takes the model of
 // its partner in tournament `turn`. On an error all ranks have one.
 iso_status iso__match_hyper_move(iso__periodic *p, int64_t turn, bool took);

@@ -42,7 +42,7 @@ static int find_field(const char *name, size_t length) {
 
 iso_status iso_tournament_list_hyper(iso_optimizer *optimizer, const char *names,
                                      iso_tournament_hyper *out, int room, int *count) {
-    int groups = iso_optimizer_groups(optimizer);
+    int groups = iso_optimizer_groups(optimizer), end = *count;
     for (const char *name = names;; name++) {
         size_t length = strcspn(name, ",");
         int i = find_field(name, length);
@@ -51,18 +51,20 @@ iso_status iso_tournament_list_hyper(iso_optimizer *optimizer, const char *names
                   "momentum, dampening, weight_decay, beta1, beta2, rho, alpha, eps, lr_decay or "
                   "momentum_decay",
                   (int)length, name);
-        ISO_CHECK(room - *count >= groups, ISO_ERR_ARG,
+        ISO_CHECK(room - end >= groups, ISO_ERR_ARG,
                   "the list of hyperparameters has room for %d, and \"%s\" of %d groups needs "
                   "more: make it longer",
                   room, fields[i].name, groups);
         for (int g = 0; g < groups; g++)
-            out[(*count)++] = (iso_tournament_hyper){
+            out[end++] = (iso_tournament_hyper){
                 .name = fields[i].name,
                 .value =
                     (double *)((char *)iso_optimizer_group_hyper(optimizer, g) + fields[i].offset),
                 .most = fields[i].most};
         name += length;
-        if (!*name) return ISO_OK;
+        if (*name) continue;
+        *count = end;
+        return ISO_OK;
     }
 }
 
@@ -127,7 +129,7 @@ static iso_status mutate_values(const iso__periodic *p, int64_t turn, double *va
     if (t->perturb > 0) iso__tournament_perturb(t->perturb, random, values, count);
     for (int i = 0; i < count; i++) {
         const iso_tournament_hyper *h = &p->match.hyper[i];
-        values[i] = limit_value(h, values[i]);
+        if (t->mutate || t->perturb > 0) values[i] = limit_value(h, values[i]);
         ISO_CHECK(isfinite(values[i]), ISO_ERR_ARG,
                   "hyperparameter \"%s\" of trainer %d became %g after a tournament: let `mutate` "
                   "give finite numbers, or set limits",
@@ -175,12 +177,13 @@ static iso_status copy_list(iso__periodic *p) {
         m->hyper[i].name = m->hyper_name[i];
     }
     m->hyper_count = t->hyper_count;
+    m->hypers = (int64_t)iso__tournament_hyper_hash(t);
     return ISO_OK;
 }
 
-static void spread_values(iso__periodic *p) {
+void iso__match_hyper_spread(iso__periodic *p) {
     int last = p->layout->nodes - 1;
-    double spread = p->config.tournament->spread;
+    double spread = p->config.tournament ? p->config.tournament->spread : 1;
     if (spread == 0 || spread == 1 || last == 0) return;
     double factor = pow(spread, 2.0 * p->layout->node_index / last - 1);
     for (int i = 0; i < p->match.hyper_count; i++) {
@@ -192,8 +195,21 @@ static void spread_values(iso__periodic *p) {
 iso_status iso__match_hyper_open(iso__periodic *p) {
     if (p->config.tournament->hyper_count == 0) return ISO_OK;
     ISO_TRY(iso_comm_agree(p->comm, copy_list(p)));
-    spread_values(p);
     return share_values(p);
+}
+
+iso_status iso__match_hyper_equal(iso__periodic *p) {
+    if (p->match.hyper_count == 0) return ISO_OK;
+    ISO_TRY(share_values(p));
+    for (int k = 1; k < p->layout->nodes; k++)
+        for (int i = 0; i < p->match.hyper_count; i++) {
+            double first = p->match.before[i], other = row_of(p, p->match.before, k)[i];
+            ISO_CHECK(first == other, ISO_ERR_MISMATCH,
+                      "in a warm-up all trainers must have equal hyperparameters, and \"%s\" is "
+                      "%.17g on trainer 0 and %.17g on trainer %d",
+                      p->match.hyper[i].name, first, other, k);
+        }
+    return ISO_OK;
 }
 
 void iso__match_hyper_close(iso__periodic *p) {

@@ -266,13 +266,14 @@ void iso__match_close(iso__periodic *p) {
 
 // ---- Saved state ----------------------------------------------------------------------------------
 
-enum { TRAINERS, RANKS, MEMBERS, CHOSEN };
+enum { TRAINERS, RANKS, MEMBERS, CHOSEN, HYPERS };
 
 static void list_numbers(const iso__periodic *p, int64_t out[ISO__MATCH_NUMBERS]) {
     out[TRAINERS] = p->layout->nodes;
     out[RANKS] = iso_comm_size(p->comm);
     out[MEMBERS] = p->match.members;
     out[CHOSEN] = p->match.chosen;
+    out[HYPERS] = p->match.hypers;
 }
 
 iso_status iso__match_state(iso__periodic *p, iso_state *state) {
@@ -299,6 +300,9 @@ iso_status iso__match_loaded(iso__periodic *p) {
               "those of this one: continue with the same ranks in each node, or start a new run "
               "from a checkpoint",
               (long long)saved[TRAINERS], ISO_PLURAL(saved[TRAINERS]));
+    ISO_CHECK(mine[HYPERS] == saved[HYPERS], ISO_ERR_MISMATCH,
+              "the state was saved by a tournament with other hyperparameters: list the same, in "
+              "the same order and with the same limits");
     p->match.chosen = saved[CHOSEN];
     return iso__match_hyper_loaded(p);
 }

@@ -483,9 +483,8 @@ void transport_stays_in_step(const transport_case *c, void (*fault)(void)) {
     iso_comm *before = test_comm;
     bool fails = test_rank == 1;
     world w = {0};
-    test_comm = test_comm_with_limit(60);
+    test_comm = test_comm_with_limit(1.5); // which some transports keep when they are created
     open_world(&w, c);
-    limit_waits(&w, c, 1.5);
     iso__transport *t = w.transport;
     write_gradients(&w, 0);
     if (fails) fault();

@@ -388,3 +388,20 @@ Test(np2_gossip_wires, a_state_of_another_wire_is_told) {
     iso_assert_all(status == ISO_ERR_MISMATCH && strstr(iso_last_error()->message, "daso/copies"));
     daso_close(&t);
 }
+
+// Copies of one kind of peers are not those of the other, though there are as many.
+static void other_peers(void) {
+    trainer t;
+    daso_case c = case_of(ISO_WIRE_BF16, ISO_PEERS_PUSH);
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_go_on(&t, 0, 3));
+    iso_assert_ok(daso_exchange_state(&t, 3, true));
+    daso_close(&t);
+    c.daso.peers = ISO_PEERS_PAIR;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_all(daso_exchange_state(&t, 3, false) < 0);
+    iso_assert_all(strstr(iso_last_error()->message, "copies"));
+    daso_close(&t);
+}
+Test(np3_gossip_wires, copies_of_other_peers_are_refused) { other_peers(); }
+Test(np4_gossip_wires, copies_of_other_peers_are_refused) { other_peers(); }

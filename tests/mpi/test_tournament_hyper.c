@@ -194,7 +194,7 @@ static iso_status mutate(double *values, int count, uint64_t random, void *user)
 static iso_status rank0_wins(iso_module *model, iso_evaluation *out, void *user) {
     (void)model;
     tournament_judge *j = user;
-    bool theirs = j->calls++ % 2, first = test_rank / 2 == 0;
+    bool theirs = j->calls++ % 2, first = test_rank < test_size / 2;
     *out = (iso_evaluation){.loss = first != theirs ? 1 : 2, .samples = 1};
     return ISO_OK;
 }
@@ -388,4 +388,82 @@ Test(np2_tournament_hyper, wrong_lists_are_refused) {
     describe(&h, 2, 0, 0.2);
     h.value[0] = test_rank;
     iso_assert_all(refused(&h, ISO_ERR_MISMATCH, "give all ranks of a trainer the same value"));
+}
+
+// In a warm-up and in a cool-down all ranks train together.
+Test(np2_tournament_hyper, trainers_are_equal_where_all_ranks_train_together) {
+    hyper_run h;
+    describe(&h, 1, 0, 0.2);
+    h.r.c.daso.tournament = &h.r.tournament;
+    h.r.c.daso.cooldown_steps = 4;
+    iso_assert_all(daso_refused(&h.r.c, ISO_ERR_ARG, "cool-down"));
+    h.r.c.daso.cooldown_steps = 0;
+    h.r.c.daso.warmup_steps = 4;
+    h.value[0] = 0.02 + test_rank;
+    iso_assert_all(daso_refused(&h.r.c, ISO_ERR_MISMATCH, "equal hyperparameters"));
+    describe(&h, 1, 0, 0.2);
+    telling = &h;
+    h.r.c.daso.warmup_steps = 4;
+    h.value[0] = h.value[1] = 0.02;
+    h.r.tournament.score = rank0_wins;
+    iso_assert_ok(tournament_open(&h.r));
+    train(&h, 0, STEPS);
+    iso_assert_all(daso_equal(&h.r.t));
+    iso_assert_all(iso_daso_reset(h.r.t.optimizer) == ISO_ERR_MISMATCH); // perturbed
+    tournament_close(&h.r);
+}
+
+Test(np4_tournament_hyper, a_creation_that_fails_leaves_values) {
+    hyper_run h;
+    describe(&h, 2, 0, 0);
+    h.r.tournament.spread = 4;
+    h.value[0] = 0.125;
+    h.value[1] = test_rank;
+    h.r.c.daso.tournament = &h.r.tournament;
+    iso_assert_all(daso_refused(&h.r.c, ISO_ERR_MISMATCH, "same value"));
+    iso_assert_all(h.value[0] == 0.125);
+}
+
+Test(np2_tournament_hyper, a_list_in_another_order_is_another_list) {
+    hyper_run h;
+    describe(&h, 1, 0, 0);
+    open_run(&h);
+    train(&h, 0, 5);
+    iso_assert_ok(daso_exchange_state(&h.r.t, 5, true));
+    tournament_close(&h.r);
+    describe(&h, 1, 0, 0);
+    iso_tournament_hyper kept = h.hyper[0];
+    h.hyper[0] = h.hyper[1];
+    h.hyper[1] = kept;
+    open_run(&h);
+    iso_assert_all(daso_exchange_state(&h.r.t, 5, false) == ISO_ERR_MISMATCH);
+    tournament_close(&h.r);
+}
+
+// Limits are of perturbed values.
+Test(np2_tournament_hyper, a_value_that_is_not_perturbed_comes_as_it_is) {
+    hyper_run h;
+    describe(&h, 1, 0, 0);
+    telling = &h;
+    h.hyper[0].most = 0.999;
+    h.value[0] = 0.9999;
+    h.value[1] = 1;
+    h.r.tournament.score = rank0_wins;
+    h.r.c.train.hyper.lr = 0;
+    iso_assert_ok(tournament_open(&h.r));
+    for (int step = 0; step < 4; step++) iso_assert_ok(trainer_step(&h.r.t, step, NULL));
+    iso_assert_all(h.value[0] == 0.9999);
+    tournament_close(&h.r);
+}
+
+Test(np2_tournament_hyper, a_list_that_fails_appends_nothing) {
+    hyper_run h;
+    iso_tournament_hyper list[8];
+    int count = 0;
+    describe(&h, 1, 0, 0);
+    open_run(&h);
+    iso_assert_all(iso_tournament_list_hyper(h.r.t.optimizer, "lr,rate", list, 8, &count) ==
+                       ISO_ERR_ARG &&
+                   count == 0);
+    tournament_close(&h.r);
 }

@@ -421,3 +421,14 @@ Test(bucket, no_piece_is_a_single_row) {
         iso__layout_destroy(&l);
     }
 }
+
+// Such as the weight of a layer with one output, or a parameter of shape [1, T, D].
+Test(bucket, a_parameter_of_one_row_is_not_cut, .timeout = 10) {
+    static float memory[4096];
+    iso__layout l;
+    iso_reducer_param param = {
+        .name = "w", .value = memory, .count = 4096, .dtype = ISO_F32, .row = 4096};
+    cr_assert_eq(iso__layout_create(&param, 1, &(iso__bucket_sizes){0}, 4096, 0, 0, &l), ISO_OK);
+    cr_assert(l.place[0].pieces == 1);
+    iso__layout_destroy(&l);
+}
