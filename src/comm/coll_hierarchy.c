@@ -54,17 +54,19 @@ static iso_status post_slice(iso_request *request) {
     iso__hierarchy *h = request->channel->hierarchy;
     int own = h->node->rank;
     slice s = slice_of(h, request->left, own);
+    uint64_t *posted = h->shared ? &h->shared->queue[h->queue].posted : &h->posted;
+    ISO_TRY(iso__engine_reserve(request->engine, (int)((s.count + PIECE - 1) / PIECE)));
     request->hierarchy = true;
     request->queue = h->queue;
     if (h->shared) request->offset = (size_t)(request->next - iso__shared_data(h->shared, own));
     request->next += s.first * sizeof(float);
     request->left = s.count;
-    request->number = h->posted++;
+    request->number = (*posted)++;
     *(h->first ? &h->last->next_in_line : &h->first) = request;
     h->last = request;
-    if (!h->summing) h->summing = request;
+    if (!h->summing && !h->stopped) h->summing = request;
     if (!h->spreading) h->spreading = request;
-    if (h->shared) iso__shared_tell_posted(h->shared, h->queue, h->posted);
+    if (h->shared) iso__shared_tell_posted(h->shared, h->queue, *posted);
     return ISO_OK;
 }
 
@@ -82,6 +84,7 @@ static void send_piece(iso__hierarchy *h, iso_request *request, size_t count) {
     if (rc != MPI_SUCCESS) { // the other nodes have posted it, so later ones would not match
         request->mpi_error = rc;
         request->left = 0;
+        h->stopped = true;
         return;
     }
     engine->owner[slot] = request;
@@ -104,7 +107,7 @@ static bool sum_next(iso__hierarchy *h, iso__engine *engine) {
         h->busy = false;
     }
     if (count > 0) send_piece(h, request, count);
-    if (request->left == 0) h->summing = request->next_in_line;
+    if (request->left == 0) h->summing = h->stopped ? NULL : request->next_in_line;
     return true;
 }
 
@@ -141,6 +144,7 @@ static bool spread_next(iso__hierarchy *h, iso__engine *engine) {
         copy_slice(h, request);
         pthread_mutex_lock(&engine->lock);
         h->busy = false;
+        iso__shared_tell_taken(h->shared, h->queue, request->number + 1);
         iso__shared_tell_summed(h->shared, h->queue, request->number + 1);
     }
     h->spreading = request->next_in_line;

@@ -18,9 +18,10 @@ typedef struct iso__hierarchy {
     // slice is not summed in the node, or not sent; from `spreading` on, not in the memory of the
     // node's other ranks.
     iso_request *first, *last, *summing, *spreading;
-    uint64_t posted;
-    bool busy;                    // a thread works on it with the lock released
-    bool broken;                  // MPI reported an error
+    uint64_t posted; // if this rank is alone: otherwise the queue of the shared memory counts
+    bool busy;       // a thread works on it with the lock released
+    bool stopped;    // a slice could not be sent, and none is any more
+    bool broken;     // a request has failed, and none completes any more
     struct iso__hierarchy *older; // in the engine's list
 } iso__hierarchy;
 

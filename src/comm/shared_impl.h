@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to shared.c, coll_shm.c and coll_hierarchy.c: memory that all ranks of a communicator can reach.
+// Private to shared.c, coll_shm.c and coll_hierarchy.c: memory that all ranks of a communicator can
+// reach.
 #ifndef ISO_SHARED_IMPL_H
 #define ISO_SHARED_IMPL_H
 
@@ -54,6 +55,11 @@ static inline char *iso__shared_data(const iso__shared *shared, int rank) {
 // that sees the number also sees the data.
 static inline void iso__shared_tell_posted(iso__shared *s, int queue, uint64_t count) {
     atomic_store_explicit(&s->board[s->comm->rank]->queue[queue].posted, count,
+                          memory_order_release);
+}
+// For a later user of the queue, in which ranks take slices (coll_shm.c).
+static inline void iso__shared_tell_taken(iso__shared *s, int queue, uint64_t count) {
+    atomic_store_explicit(&s->board[s->comm->rank]->queue[queue].taken, count,
                           memory_order_release);
 }
 static inline void iso__shared_tell_summed(iso__shared *s, int queue, uint64_t count) {

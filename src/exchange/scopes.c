@@ -210,6 +210,11 @@ static iso_status may_link_nodes(const iso__scopes *s, bool *out) {
         !s->converts && mode != ISO_NODE_MPI && iso_comm_progress(s->world) == ISO_PROGRESS_THREAD;
     ISO_TRY(iso_comm_allreduce_i64(s->world, &all, 1, ISO_MIN));
     *out = most > 1 && all;
+    if (most > 1 && !all && iso_comm_rank(s->world) == 0)
+        iso__log(ISO_LOG_INFO, "sums over nodes: messages between all ranks (%s)",
+                 s->converts            ? "a communication hook converts"
+                 : mode == ISO_NODE_MPI ? "ISO_NODE_COLLECTIVE"
+                                        : "some process has no progress thread");
     return ISO_OK;
 }
 
@@ -223,6 +228,10 @@ static iso_status link_nodes(iso__scopes *s, iso__store *store) {
     int64_t all =
         iso_comm_size(s->node) == 1 || iso__comm_is_shared(s->node, store->arena, store->bytes);
     ISO_TRY(iso_comm_allreduce_i64(s->world, &all, 1, ISO_MIN));
+    if (iso_comm_rank(s->world) == 0)
+        iso__log(ISO_LOG_INFO, "sums over nodes: %s",
+                 all ? "in two levels"
+                     : "messages between all ranks (a node has no shared memory)");
     if (!all) return ISO_OK;
     if (!s->topology) ISO_TRY(iso__topology_create(s->world, NULL, false, &s->topology));
     const iso_topology *t = s->topology;

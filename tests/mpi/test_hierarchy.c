@@ -10,6 +10,7 @@
 #include <isotherm/topology.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SUITE(ranks)                                                                               \
     TestSuite(np##ranks##_hierarchy, .init = test_mpi_setup, .fini = test_mpi_teardown,            \
@@ -18,17 +19,19 @@ SUITE(3);
 SUITE(4);
 SUITE(5);
 SUITE(6);
+TestSuite(np4_hierarchy_life, .init = test_mpi_setup_bare, .timeout = 60);
 
 // ---- In MPI's place -------------------------------------------------------------------------------
 
 static bool watching, failing;
 static int64_t sent; // bytes that this rank gave to all-reduces over the nodes
-static int nodes;
+static int nodes, calls;
 
 int MPI_Iallreduce(const void *send, void *data, int count, MPI_Datatype type, MPI_Op op,
                    MPI_Comm comm, MPI_Request *request) {
     int size, ranks;
     MPI_Comm_size(comm, &ranks);
+    if (watching && ranks == nodes) calls++;
     if (watching && failing && ranks == nodes) return MPI_ERR_INTERN;
     MPI_Type_size(type, &size);
     if (watching && ranks == nodes) sent += (int64_t)count * size;
@@ -237,6 +240,56 @@ Test(np4_hierarchy, a_late_rank_is_named_and_waited_for) {
     iso_assert_ok(late ? sum(&r) : iso__channel_wait(r.channel, 0, NULL, NULL));
     iso_assert_all(is_whole_sum(&r));
     destroy_rig(&r);
+}
+
+// A queue that a channel has left is taken by another, in two levels or in the memory of a node.
+Test(np4_hierarchy, a_queue_is_used_again) {
+    rig r;
+    iso__channel *inside = NULL;
+    create_rig(&r, "2", 300, 400);
+    for (int turn = 0; turn < 3; turn++) {
+        for (int round = 0; round < 3; round++) {
+            fill_whole(&r);
+            if (test_rank == 3) usleep(20000);
+            iso_assert_ok(sum(&r));
+            iso_assert_all(is_whole_sum(&r));
+        }
+        iso_assert_all(iso__channel_destroy(&r.channel));
+        const iso__channel_item item = {
+            .data = r.memory, .bytes = 1200, .dtype = ISO_F32, .label = "y"};
+        iso_assert_ok(iso__channel_create(r.nodes->node, &item, 1, 400, 1000, &inside));
+        for (int round = 0; round < 2; round++) {
+            for (size_t i = 0; i < 300; i++) r.memory[i] = whole_value(test_rank, i);
+            if (test_rank == 2) usleep(20000);
+            iso_status status = iso__channel_ready(inside, 0);
+            if (status == ISO_OK) status = iso__channel_wait(inside, 0, NULL, NULL);
+            iso_assert_ok(status);
+            int first = test_rank / 2 * 2;
+            iso_assert_all(r.memory[7] == whole_value(first, 7) + whole_value(first + 1, 7));
+        }
+        iso_assert_all(iso__channel_destroy(&inside));
+        create_channel(&r, 400);
+    }
+    destroy_rig(&r);
+}
+
+// What a rank could not send pairs with nothing: later slices do not leave in its place. Both ranks
+// of a slice fail once, so that no exchange of MPI is left at the end.
+Test(np4_hierarchy_life, after_an_error_nothing_else_leaves) {
+    rig r;
+    enum { HALF = 500 };
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &test_comm));
+    create_rig(&r, "2", 2 * HALF, HALF * sizeof(float));
+    fill_whole(&r);
+    bool fails = test_rank % 2 == 0;
+    watching = true;
+    failing = fails;
+    test_comm->timeout_s = 1;
+    iso_status status = sum(&r);
+    watching = false;
+    iso_assert_all(status == (fails ? ISO_ERR_MPI : ISO_ERR_TIMEOUT));
+    iso_assert_all(fails ? calls == 1 : calls > 1);
+    MPI_Finalize(); // what has failed stays
 }
 
 // With more channels than the memory has queues, the last ones send messages between all ranks.

@@ -312,6 +312,7 @@ Test(np4_scope, sums_between_nodes_need_no_room) {
     iso_assert_ok(iso_reducer_finish(r));
     iso_assert_all(moved_by(mean_of(ISO_SCOPE_WORLD, 2)));
     iso_reducer_destroy(&r);
+    if (iso_comm_progress(test_comm) != ISO_PROGRESS_THREAD) return; // messages anyway
     setenv("ISO_NODE_COLLECTIVE", "shm", 1);
     iso_assert_all(told_of_no_room(create_without_room(ISO_SCOPE_WORLD, ISO_SYNC_LAZY, &r)));
 }
