@@ -334,9 +334,9 @@ typedef struct iso_daso_config {
     // P is a power of two, log2(P) exchanges without updates between them leave the mean of all
     // ranks. With 2 ranks the bits are those of local SGD. Ranks have different parameters until
     // the end of the cycling phase, which sets them to the mean over all ranks; evaluation and
-    // iso_daso_finish use that mean, too. `divergence` of the statistics is the distance to the
-    // mean of the two. After each exchange a reduction of five numbers over all ranks still tells
-    // whether a rank failed, so that none merges then. Requires what iso_gossip_config sets of
+    // iso_daso_finish use that mean, too. `divergence` is the distance to the mean of the two,
+    // times consensus_step with a wire. After each exchange a reduction of five numbers over all
+    // ranks tells whether a rank failed; then none merges. Requires what iso_gossip_config sets of
     // unit, merge, state and policy, and neither levels nor fragments.
     //
     // With ISO_PEERS_PAIR, two ranks take the mean of their parameters, with the same bits on both:
