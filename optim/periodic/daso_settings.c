@@ -387,11 +387,11 @@ static uint64_t hash_changes(const iso_daso_config *config) {
 
 static int write_tournament(const iso_tournament *t, char *text, size_t room) {
     return snprintf(text, room,
-                    "tournament: metric %d, seed %llu, keep_state %d%s%s\n"
+                    "tournament: metric %d, seed %llu, keep_state %d, weights %016llx\n"
                     "hyperparameters: perturb %.9g, spread %.9g, mutate %d, %d of %016llx\n",
                     (int)t->metric, (unsigned long long)t->seed, t->keep_state,
-                    t->weights ? ", weights " : "", t->weights ? t->weights : "", t->perturb,
-                    t->spread, t->mutate != NULL, t->hyper_count,
+                    (unsigned long long)iso__tournament_weights_hash(t), t->perturb, t->spread,
+                    t->mutate != NULL, t->hyper_count,
                     (unsigned long long)iso__tournament_hyper_hash(t));
 }
 

@@ -48,6 +48,10 @@ uint64_t iso__tournament_hyper_hash(const iso_tournament *t) {
     return hash;
 }
 
+uint64_t iso__tournament_weights_hash(const iso_tournament *t) {
+    return t->weights ? iso__hash(ISO_HASH_START, t->weights, strlen(t->weights)) : 0;
+}
+
 iso_status iso__daso_tournament_check(const iso_daso_config *c) {
     const iso_tournament *t = c->tournament;
     if (!t) return ISO_OK;

@@ -10,11 +10,24 @@ enum { MOST_PATTERNS = 64 };
 
 // Whether the name has the form of a pattern, in which '*' stands for any characters.
 static bool has_form(const char *name, const char *pattern, size_t length) {
-    if (length == 0) return !*name;
-    if (*pattern == '*')
-        return has_form(name, pattern + 1, length - 1) ||
-               (*name && has_form(name + 1, pattern, length));
-    return *name == *pattern && has_form(name + 1, pattern + 1, length - 1);
+    const char *end = pattern + length, *behind = NULL,
+               *from = NULL; // the last '*', and what it took
+    while (*name) {
+        if (pattern < end && *pattern == '*') {
+            behind = ++pattern;
+            from = name;
+        } else if (pattern < end && *pattern == *name) {
+            pattern++;
+            name++;
+        } else if (behind) {
+            pattern = behind;
+            name = ++from;
+        } else {
+            return false;
+        }
+    }
+    while (pattern < end && *pattern == '*') pattern++;
+    return pattern == end;
 }
 
 // Whether the parameter or buffer of this name moves. Marks the patterns that it matches.

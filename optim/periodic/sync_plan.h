@@ -139,6 +139,8 @@ iso_status iso__daso_fragments_check(const iso_daso_config *config);
 iso_status iso__daso_tournament_check(const iso_daso_config *config);
 // Of the names and limits of the hyperparameters. Their values may differ between trainers.
 uint64_t iso__tournament_hyper_hash(const iso_tournament *t);
+// Of the patterns, which may be longer than the text of the settings; 0: there are none.
+uint64_t iso__tournament_weights_hash(const iso_tournament *t);
 iso_status iso__daso_server_check(const iso_daso_config *config);
 // The partner of each trainer in tournament `turn`, from 0; a trainer without one is its own
 // partner. order: room. Both arrays have `trainers` elements.

@@ -245,13 +245,10 @@ static iso_status make_host(iso__scopes *s, const iso__transport_setup *setup, i
                             iso__transport **out) {
     iso__transport *host = NULL;
     iso__transport_setup own = *setup;
-    if (comm == s->node)
-        ISO_TRY(iso__store_share(setup->store, s->node));
-    else
-        ISO_TRY(link_nodes(s, setup->store));
+    ISO_TRY(comm == s->node ? iso__store_share(setup->store, s->node)
+                            : link_nodes(s, setup->store));
     if (comm != s->node && s->nodes.node) own.nodes = &s->nodes;
-    setup = &own;
-    ISO_TRY(maker_of(s)(setup, comm, &host));
+    ISO_TRY(maker_of(s)(&own, comm, &host));
     *out = host;
     if (s->sparse) ISO_TRY(iso__transport_rows(setup, comm, host, &host));
     *out = host;

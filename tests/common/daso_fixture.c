@@ -2,6 +2,9 @@
 // For tests of periodic training: opening real runs of daso and daso_heat, and holding them against
 // the serial model.
 #include "common/daso_fixture.h"
+#include "common/mpi_fixture.h"
+
+#include <criterion/criterion.h>
 #include "common/resume_fixture.h"
 
 #include "base/base.h"
@@ -239,4 +242,22 @@ iso_status daso_hash(MPI_Comm mpi_comm, const daso_case *c, int look, uint64_t *
     iso_status status = train(&t, c, look, out);
     daso_close(&t);
     return status;
+}
+
+uint64_t daso_end_of(const daso_case *c, int stop, int end) {
+    trainer t;
+    uint64_t hash = 0;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
+    iso_assert_ok(trainer_go_on(&t, 0, stop));
+    if (stop > 0) {
+        iso_assert_ok(daso_exchange_state(&t, stop, true));
+        daso_close(&t);
+        iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
+        iso_assert_ok(trainer_go_on(&t, 0, stop % 4)); // a past of its own
+        iso_assert_ok(daso_exchange_state(&t, stop, false));
+    }
+    iso_assert_ok(trainer_go_on(&t, stop, end));
+    iso_assert_ok(daso_own_hash(&t, &hash));
+    daso_close(&t);
+    return hash;
 }

@@ -36,6 +36,9 @@ bool daso_refused(const daso_case *c, iso_status expected, const char *said);
 // Collective. Saves the complete state of step `step` to resume_path of resume_fixture.h, or loads
 // the newest one there.
 iso_status daso_exchange_state(trainer *t, int64_t step, bool save);
+// Collective. The hash of this rank's parameters after `end` steps. stop: after so many steps the run
+// is saved, and goes on in a new one; 0: it is not.
+uint64_t daso_end_of(const daso_case *c, int stop, int end);
 iso_status daso_model_open(daso_model *m, const trainer *t, const daso_case *c);
 
 // The difference between this rank's parameters and those of the model for this rank. Completes

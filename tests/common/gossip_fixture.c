@@ -53,21 +53,3 @@ void gossip_distances(daso_case *c, int exchanges, double *out) {
     free(start);
     daso_close(&t);
 }
-
-uint64_t gossip_end_of(const daso_case *c, int stop, int steps) {
-    trainer t;
-    uint64_t hash = 0;
-    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-    iso_assert_ok(trainer_go_on(&t, 0, stop));
-    if (stop > 0) {
-        iso_assert_ok(daso_exchange_state(&t, stop, true));
-        daso_close(&t);
-        iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-        iso_assert_ok(trainer_go_on(&t, 0, stop % 4)); // a past of its own
-        iso_assert_ok(daso_exchange_state(&t, stop, false));
-    }
-    iso_assert_ok(trainer_go_on(&t, stop, steps - 1)); // the last step leaves the mean
-    iso_assert_ok(daso_own_hash(&t, &hash));
-    daso_close(&t);
-    return hash;
-}

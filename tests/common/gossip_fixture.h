@@ -20,8 +20,4 @@ void gossip_open_apart(trainer *t, daso_case *c);
 // Distances from the mean after each exchange, relative to that at the start.
 void gossip_distances(daso_case *c, int exchanges, double *out);
 
-// Collective. The hash of this rank's parameters after all of `steps` but the last, which leaves
-// the mean. stop: after so many steps the run is saved, and goes on in a new one; 0: it is not.
-uint64_t gossip_end_of(const daso_case *c, int stop, int steps);
-
 #endif

@@ -124,24 +124,6 @@ Test(np4_levels, speed_does_not_matter) { speed_does_not_matter("2:2,4:4"); }
 
 // ---- Saved state ----------------------------------------------------------------------------------
 
-static uint64_t end_of(const daso_case *c, int stop) {
-    trainer t;
-    uint64_t hash = 0;
-    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-    iso_assert_ok(trainer_go_on(&t, 0, stop));
-    if (stop > 0) {
-        iso_assert_ok(daso_exchange_state(&t, stop, true));
-        daso_close(&t);
-        iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-        iso_assert_ok(trainer_go_on(&t, 0, stop % 4)); // a past of its own
-        iso_assert_ok(daso_exchange_state(&t, stop, false));
-    }
-    iso_assert_ok(trainer_go_on(&t, stop, STEPS));
-    iso_assert_ok(daso_own_hash(&t, &hash));
-    daso_close(&t);
-    return hash;
-}
-
 // In the warm-up, and with exchanges of each level under way and merged. The heat merge counts the
 // ranks of the level.
 static void goes_on(const char *levels) {
@@ -149,8 +131,9 @@ static void goes_on(const char *levels) {
         daso_case c = case_of(levels, 3, 2);
         c.daso.wire = wire == 0 ? ISO_WIRE_F32 : ISO_WIRE_BF16;
         c.daso.merge = wire == 0 ? ISO_MERGE_HEAT : ISO_MERGE_PROGRESS;
-        uint64_t expected = end_of(&c, 0);
-        for (int stop = 2; stop < 16; stop += 3) iso_assert_all(end_of(&c, stop) == expected);
+        uint64_t expected = daso_end_of(&c, 0, STEPS);
+        for (int stop = 2; stop < 16; stop += 3)
+            iso_assert_all(daso_end_of(&c, stop, STEPS) == expected);
     }
 }
 Test(np3_levels, goes_on_from_a_saved_state) { goes_on("3:1,6:3"); }

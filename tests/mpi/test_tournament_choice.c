@@ -170,6 +170,12 @@ Test(np2_tournament_choice, wrong_choices_are_refused) {
     iso_assert_all(daso_refused(&r.c, ISO_ERR_ARG, "has a name like \"\""));
     r.tournament.weights = test_rank == 0 ? "*weight" : "*bias";
     iso_assert_all(daso_refused(&r.c, ISO_ERR_MISMATCH, "ranks"));
+    char text[4000]; // longer than the text by which ranks compare settings, and slow to match
+                     // naively
+    memset(text, '*', sizeof(text) - 1);
+    memcpy(text + sizeof(text) - 6, "none!", 6);
+    r.tournament.weights = text;
+    iso_assert_all(daso_refused(&r.c, ISO_ERR_ARG, "has a name like"));
     r.tournament.weights = NULL;
     r.tournament.moves = other_moves;
     iso_assert_all(daso_refused(&r.c, ISO_ERR_MISMATCH, "ranks let different parameters move"));

@@ -26,7 +26,7 @@ static size_t piece_elements(const iso__layout *l, const iso_reducer_param *p, s
     size_t rows = p->count / p->row, pieces = bytes / piece_bytes;
     size_t unit = whole_rows(l, p->row * size);
     size_t each = ((rows + pieces - 1) / pieces + unit - 1) / unit * unit;
-    while (each < rows && rows % each == 1) each += unit; // kernels for one row may sum in another order
+    while (each < rows && rows % each == 1) each += unit; // one row may be summed otherwise
     return each < rows ? each * p->row : 0;
 }
 
