@@ -37,5 +37,6 @@ time_work() { # sync, settings, period
     time_work daso period=8,wait=4,warmup-steps=0,cooldown-steps=0 8
     time_work localsgd period=8 8
     time_work diloco period=16 16
+    time_work gossip period=1 1
 } >"$out/work"
 cat "$out/work"
