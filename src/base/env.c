@@ -66,11 +66,13 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                                  "how the ranks of a node sum gradients: auto (NCCL between GPUs, "
                                  "shared memory on CPUs), nccl, shm, mpi",
                                  "auto nccl shm mpi", .alike = true},
-    [ISO_ENV_IALLREDUCE] = {"ISO_IALLREDUCE", "3",
+    [ISO_ENV_IALLREDUCE] = {"ISO_IALLREDUCE", "5",
                             "value for Open MPI's coll_libnbc_iallreduce_algorithm, unless you set "
                             "that yourself: 0 automatic, "
-                            "1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling",
-                            .high = 4, .whole = true, .alike = true},
+                            "1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling, 5 "
+                            "Rabenseifner, but pairwise exchange of gradients between 3, 5 to 7 and "
+                            "9 to 15 ranks",
+                            .high = 5, .whole = true, .alike = true},
     [ISO_ENV_CPU_KERNELS] = {"ISO_CPU_KERNELS", "best available",
                              "CPU kernels: onednn, cblas, reference (plain C)",
                              "onednn cblas reference", .alike = true},

@@ -3,6 +3,7 @@
 #include "base/recording.h"
 #include "comm/channel_impl.h"
 #include "comm/hierarchy.h"
+#include "comm/pairwise.h"
 #include "comm/traffic.h"
 
 #include <isotherm/trace.h>
@@ -118,19 +119,40 @@ static void free_cells(iso__channel *c) {
     c->cell_count = 0;
 }
 
-// Makes cells for the chunks that can be under way together and that need one.
-static iso_status make_cells(iso__channel *c) {
-    size_t longest = 0, ranks = (size_t)c->comm->size;
+static bool is_sum_by_messages(const iso__channel *c, const iso__channel_entry *m) {
+    return m->given.operation == ISO__SUM && iso__channel_ops(c, m) == &iso__collective_mpi;
+}
+
+// How many chunks of such items can be under way together; *longest: bytes of the longest one.
+static int chunks_at_once(const iso__channel *c,
+                          bool (*of)(const iso__channel *, const iso__channel_entry *),
+                          size_t *longest) {
     int count = 0;
-    free_cells(c);
+    *longest = 0;
     for (int k = 0; k < c->chunk_count; k++) {
-        if (!iso__channel_uses_cells(c, &c->item[c->chunk[k].item])) continue;
-        longest = c->chunk[k].bytes > longest ? c->chunk[k].bytes : longest;
+        if (!of(c, &c->item[c->chunk[k].item])) continue;
+        *longest = c->chunk[k].bytes > *longest ? c->chunk[k].bytes : *longest;
         count++;
     }
+    if (count == 0) return 0;
+    size_t most = c->window / *longest < MOST_CELLS ? c->window / *longest + 1 : MOST_CELLS;
+    return (size_t)count > most ? (int)most : count;
+}
+
+static iso_status make_pairwise(iso__channel *c) {
+    size_t longest;
+    iso__pairwise_destroy(&c->pairwise);
+    int count = c->sums_pairwise ? chunks_at_once(c, is_sum_by_messages, &longest) : 0;
     if (count == 0) return ISO_OK;
-    size_t most = c->window / longest < MOST_CELLS ? c->window / longest + 1 : MOST_CELLS;
-    if ((size_t)count > most) count = (int)most;
+    return iso__pairwise_create(c->comm->engine, c->comm->rank, c->comm->size, count, longest,
+                                &c->pairwise);
+}
+
+static iso_status make_cells(iso__channel *c) {
+    size_t longest, ranks = (size_t)c->comm->size;
+    int count = chunks_at_once(c, iso__channel_uses_cells, &longest);
+    free_cells(c);
+    if (count == 0) return ISO_OK;
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*c->cell), (void **)&c->cell));
     c->cell_count = count;
     size_t each = (ranks * longest + CUT_UNIT - 1) / CUT_UNIT * CUT_UNIT;
@@ -170,6 +192,7 @@ iso_status iso__channel_set_plan(iso__channel *c, const iso__chunk *chunk, int c
     for (int k = 0; k < count; k++) end += cut_chunk(chunk[k], MOST_BYTES, end);
     adopt_plan(c, copy, total, window);
     ISO_TRY(make_cells(c));
+    ISO_TRY(make_pairwise(c));
     return reserve_requests(c, most_at_once(c->chunk, total, window));
 }
 
@@ -259,7 +282,8 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
     if (status == ISO_OK) {
         c->comm = iso_comm_retain(comm);
         c->mpi = MPI_COMM_NULL;
-        c->queue = iso__comm_take_queue(comm); // first: it decides how items are exchanged
+        c->queue = iso__comm_take_queue(comm); // first: both decide how items are exchanged
+        c->sums_pairwise = iso__pairwise_is_best(comm->engine, comm->size);
         status = take_items(c, given, count, chunk_bytes, window);
     }
     ISO_TRY_GOTO(iso_comm_agree(comm, status));
@@ -278,7 +302,8 @@ fail:
 }
 
 iso_status iso__channel_use_nodes(iso__channel *c, const iso__channel_nodes *nodes) {
-    return iso__hierarchy_create(c->comm, nodes, &c->hierarchy);
+    ISO_TRY(iso__hierarchy_create(c->comm, nodes, &c->hierarchy));
+    return iso_comm_agree(c->comm, make_pairwise(c)); // for sums of other types
 }
 
 // Whether a time-out or an error left an exchange under way, so that MPI may still write into
@@ -287,6 +312,8 @@ static bool is_in_use(iso__channel *c) {
     pthread_mutex_lock(&c->comm->engine->lock);
     bool in_use = c->in_flight > 0;
     for (int i = 0; i < c->cell_count; i++) in_use = in_use || c->cell[i].taken;
+    in_use =
+        in_use || iso__pairwise_is_in_use(c->pairwise) || iso__hierarchy_is_in_use(c->hierarchy);
     if (in_use && !iso__channel_has_failed(c)) {
         ISO_FAIL(ISO_ERR_STATE, "its channel was destroyed");
         iso__channel_fail(c, &c->item[0], ISO_ERR_STATE); // nothing more is posted
@@ -321,6 +348,7 @@ bool iso__channel_destroy(iso__channel **pointer) {
     if (!finalized && c->mpi != MPI_COMM_NULL) MPI_Comm_free(&c->mpi);
     iso_comm_destroy(&c->comm);
     free_cells(c);
+    iso__pairwise_destroy(&c->pairwise);
     iso__free(c->chunk);
     iso__free(c->item);
     iso__free(c);
@@ -415,6 +443,8 @@ void iso__channel_count(const iso__channel *c, int i, iso_traffic *to) {
         iso__count_blocks(to, c->comm, m->given.bytes);
     else if (ops == &iso__collective_hierarchy)
         iso__count_cost(to, c->comm, &c->hierarchy->cost, m->given.bytes);
+    else if (ops == &iso__collective_pairwise)
+        iso__count_pairwise_sum(to, c->comm, m->given.bytes);
     else
         (ops == &iso__collective_shm ? iso__count_node_sum : iso__count_sum)(to, c->comm,
                                                                              m->given.bytes);

@@ -3,6 +3,7 @@
 // All functions need the engine's lock.
 #include "comm/channel_impl.h"
 #include "comm/hierarchy.h"
+#include "comm/pairwise.h"
 
 #include <isotherm/trace.h>
 #include <stdio.h>
@@ -30,6 +31,8 @@ static bool may_post(const iso__channel *c) {
     if (m->announced <= c->round) return false;
     if (c->in_flight > 0 && (c->in_flight > c->window || p->bytes > c->window - c->in_flight))
         return false;
+    if (iso__channel_ops(c, m) == &iso__collective_pairwise)
+        return iso__pairwise_has_room(c->pairwise);
     return !iso__channel_uses_cells(c, m) || free_cell(c);
 }
 
@@ -37,8 +40,12 @@ const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__ch
     size_t blocks = m->given.operation == ISO__SUM ? 1 : (size_t)c->comm->size;
     if (c->hierarchy && m->given.operation == ISO__SUM && m->given.dtype == ISO_F32)
         return &iso__collective_hierarchy;
-    if (c->queue == 0 || m->given.operation == ISO__ALLTOALL) return &iso__collective_mpi;
-    return iso__collective_choose(c->comm, m->given.data, blocks * m->given.bytes, m->given.dtype);
+    if (c->queue > 0 && m->given.operation != ISO__ALLTOALL &&
+        iso__collective_choose(c->comm, m->given.data, blocks * m->given.bytes, m->given.dtype) ==
+            &iso__collective_shm)
+        return &iso__collective_shm;
+    return c->pairwise && m->given.operation == ISO__SUM ? &iso__collective_pairwise
+                                                         : &iso__collective_mpi;
 }
 
 // ---- Operations -------------------------------------------------------------------------------------

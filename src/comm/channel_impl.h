@@ -45,6 +45,8 @@ struct iso__channel {
     int cell_count;
     int queue;                        // for exchanges in shared memory; 0: none
     struct iso__hierarchy *hierarchy; // for sums of f32 over several nodes; NULL: none
+    struct iso__pairwise *pairwise;   // for other sums; NULL: by MPI's all-reduce, or none yet
+    bool sums_pairwise;
     int64_t busy_since;
     iso__channel_load load;
     // The first error, and its message, which is written before it. After an error nothing is

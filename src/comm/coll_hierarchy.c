@@ -18,10 +18,6 @@
 #include <string.h>
 
 #define SLICE_UNIT 16 // elements: slices begin on cache lines
-// Elements that travel at a time. All-reduces send halves, and from 64 KB on Open MPI's TCP
-// transport asks the receiver first.
-#define PIECE 30720
-
 // ---- Slices ---------------------------------------------------------------------------------------
 
 typedef struct slice {
@@ -43,7 +39,7 @@ static slice slice_of(const iso__hierarchy *h, size_t count, int k) {
 
 // Of the elements that are left, those to send next: all pieces of a slice are about equally long.
 static size_t next_piece(size_t left) {
-    size_t pieces = (left + PIECE - 1) / PIECE;
+    size_t pieces = (left + ISO_PIECE - 1) / ISO_PIECE;
     size_t piece = pieces > 1 ? (left / pieces + SLICE_UNIT - 1) / SLICE_UNIT * SLICE_UNIT : left;
     return piece < left ? piece : left;
 }
@@ -55,7 +51,7 @@ static iso_status post_slice(iso_request *request) {
     int own = h->node->rank;
     slice s = slice_of(h, request->left, own);
     uint64_t *posted = h->shared ? &h->shared->queue[h->queue].posted : &h->posted;
-    ISO_TRY(iso__engine_reserve(request->engine, (int)((s.count + PIECE - 1) / PIECE)));
+    ISO_TRY(iso__engine_reserve(request->engine, (int)((s.count + ISO_PIECE - 1) / ISO_PIECE)));
     request->hierarchy = true;
     request->queue = h->queue;
     if (h->shared) request->offset = (size_t)(request->next - iso__shared_data(h->shared, own));
@@ -72,24 +68,29 @@ static iso_status post_slice(iso_request *request) {
 
 // ---- Progress -------------------------------------------------------------------------------------
 
+static int post_piece(const iso__hierarchy *h, iso_request *request, size_t count) {
+    iso__engine *engine = request->engine;
+    if (iso__engine_reserve(engine, 1) < 0) return MPI_ERR_NO_MEM;
+    int slot = engine->in_flight;
+    int rc = iso__mpi_allreduce(request, (int)count, h->across, &engine->mpi[slot]);
+    if (rc != MPI_SUCCESS) return rc;
+    engine->owner[slot] = (iso__owner){.request = request};
+    engine->in_flight++;
+    request->under_way++;
+    return MPI_SUCCESS;
+}
+
 // Sends the piece of a slice that is summed in the node.
 static void send_piece(iso__hierarchy *h, iso_request *request, size_t count) {
-    iso__engine *engine = request->engine;
-    int slot = engine->in_flight;
-    int rc = iso__engine_reserve(engine, 1) == ISO_OK ? MPI_SUCCESS : MPI_ERR_NO_MEM;
-    if (rc == MPI_SUCCESS)
-        rc = iso__mpi_allreduce(request, (int)count, h->across, &engine->mpi[slot]);
+    int rc = h->pairwise ? iso__pairwise_post(h->pairwise, request, count, h->across)
+                         : post_piece(h, request, count);
     request->next += count * sizeof(float);
     request->left -= count;
     if (rc != MPI_SUCCESS) { // the other nodes have posted it, so later ones would not match
         request->mpi_error = rc;
         request->left = 0;
         h->stopped = true;
-        return;
     }
-    engine->owner[slot] = request;
-    engine->in_flight++;
-    request->under_way++;
 }
 
 // Sums the next piece with the lock released, so that the program can issue exchanges.
@@ -97,6 +98,7 @@ static bool sum_next(iso__hierarchy *h, iso__engine *engine) {
     iso_request *request = h->summing;
     if (!request || (h->shared && !iso__shared_all_posted(h->shared, request))) return false;
     size_t count = next_piece(request->left);
+    if (count > 0 && !iso__pairwise_has_room(h->pairwise)) return false;
     if (count > 0 && h->shared) {
         int own = h->node->rank;
         size_t offset = (size_t)(request->next - iso__shared_data(h->shared, own));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Collectives by messages, and the MPI library's element types and all-reduce algorithm.
 #include "comm/comm_state.h"
+#include "comm/pairwise.h"
 #include "comm/request.h"
 
 #include <config.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 
 #define ALGORITHM_VARIABLE "coll_libnbc_iallreduce_algorithm"
+enum { PAIRWISE = 5 }; // of ISO_IALLREDUCE: none of Open MPI's, pairwise.h
 // The chunk size of a long exchange, and the number of chunks under way: enough to fill a link, and
 // little for a short exchange to wait behind. Chunks do not change the bits of the result.
 #define CHUNK_BYTES      (512 * 1024)
@@ -28,7 +30,7 @@ MPI_Datatype iso__mpi_type(iso_dtype dtype) {
     }
 }
 
-static MPI_Op sum_of(const iso__engine *engine, iso_dtype dtype) {
+MPI_Op iso__mpi_sum(const iso__engine *engine, iso_dtype dtype) {
     switch (dtype) {
     case ISO_BF16: return engine->sum_bf16;
     case ISO_F16: return engine->sum_f16;
@@ -103,9 +105,10 @@ static void ask_mpi(int wanted, bool may_set, char *text, size_t room) {
 }
 
 static void choose_algorithm(bool may_set, char *text, size_t room) {
-    double wanted = 3;
-    if (iso__env_number(ISO_ENV_IALLREDUCE, 3, &wanted) < 0)
+    double wanted = PAIRWISE;
+    if (iso__env_number(ISO_ENV_IALLREDUCE, PAIRWISE, &wanted) < 0)
         iso__log(ISO_LOG_WARN, "%s", iso_last_error()->message);
+    if (wanted == PAIRWISE) wanted = 3;
     if (getenv("OMPI_MCA_" ALGORITHM_VARIABLE))
         snprintf(text, room, "%s (set by the user)", getenv("OMPI_MCA_" ALGORITHM_VARIABLE));
     else
@@ -120,6 +123,12 @@ static void choose_algorithm(bool may_set, char *text, size_t room) {
 }
 #endif
 
+bool iso__pairwise_is_wanted(void) {
+    double wanted = PAIRWISE;
+    return iso__env_number(ISO_ENV_IALLREDUCE, PAIRWISE, &wanted) >= 0 && wanted == PAIRWISE &&
+           !getenv("OMPI_MCA_" ALGORITHM_VARIABLE);
+}
+
 // The user may have set the algorithm by number or by name.
 int iso__choose_algorithm(bool may_set, char *text, size_t room) {
     static const char *const name[] = {"ring", "binomial", "rabenseifner", "recursive_doubling"};
@@ -133,7 +142,7 @@ int iso__choose_algorithm(bool may_set, char *text, size_t room) {
 
 int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     return MPI_Iallreduce(MPI_IN_PLACE, request->next, count, iso__mpi_type(request->dtype),
-                          sum_of(request->engine, request->dtype), mpi, out);
+                          iso__mpi_sum(request->engine, request->dtype), mpi, out);
 }
 
 // The maximum number of elements of a chunk; if there are blocks, of each block.
@@ -153,7 +162,7 @@ static int post_chunk(iso_request *request, MPI_Comm mpi, int slot) {
     if (chunk > request->left) chunk = request->left;
     int rc = request->call(request, (int)chunk, mpi, &engine->mpi[slot]);
     if (rc != MPI_SUCCESS) return rc;
-    engine->owner[slot] = request;
+    engine->owner[slot] = (iso__owner){.request = request};
     request->next += chunk * request->unit;
     if (request->send) request->send += chunk * request->unit;
     request->left -= chunk;
@@ -209,8 +218,12 @@ static iso_status post_messages(iso_request *request) {
 // ---- Progress -------------------------------------------------------------------------------------
 
 static void complete_chunk(iso__engine *engine, int slot, int error) {
-    iso_request *request = engine->owner[slot];
+    iso_request *request = engine->owner[slot].request;
     engine->mpi[slot] = MPI_REQUEST_NULL;
+    if (engine->owner[slot].sum) {
+        iso__pairwise_count(engine->owner[slot].sum, error);
+        return;
+    }
     if (error != MPI_SUCCESS) request->mpi_error = error;
     request->under_way--;
     if (request->bulk) {

@@ -4,6 +4,7 @@
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"
 #include "comm/debug.h"
+#include "comm/pairwise.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -44,7 +45,9 @@ static iso_status judge_setting(iso_comm *comm, bool *may_set) {
 
 // The search takes Open MPI a fifth of a second, so it is repeated only to set what could not be
 // set before. Also on a rank that could not get an engine, as it still takes part in reductions.
-// Gives the algorithm's number.
+// Gives Open MPI's number of the algorithm, with WITH_PAIRWISE added if channels may use
+// pairwise.h.
+enum { WITH_PAIRWISE = 10 };
 static iso_status choose_algorithm(iso_comm *comm, int *number) {
     iso__engine *engine = comm->engine;
     char unused[sizeof(engine->algorithm)];
@@ -52,14 +55,17 @@ static iso_status choose_algorithm(iso_comm *comm, int *number) {
     ISO_TRY(judge_setting(comm, &may_set));
     if (!engine) {
         *number = iso__choose_algorithm(may_set, unused, sizeof(unused));
+        *number += iso__pairwise_is_wanted() ? WITH_PAIRWISE : 0;
         return ISO_OK;
     }
-    if (!engine->algorithm[0] || may_set)
+    if (!engine->algorithm[0] || may_set) {
         engine->algorithm_number =
             iso__choose_algorithm(may_set, engine->algorithm, sizeof(engine->algorithm));
+        engine->pairwise = iso__pairwise_is_wanted();
+    }
     log_choices(comm, atomic_load(&chosen_for_job));
     iso__debug_environment();
-    *number = engine->algorithm_number;
+    *number = engine->algorithm_number + (engine->pairwise ? WITH_PAIRWISE : 0);
     return ISO_OK;
 }
 
@@ -154,10 +160,11 @@ static iso_status compare_algorithms(iso_comm *comm, int own) {
                              "the comparison of the all-reduce algorithms"));
     if (ends[0] == -ends[1]) return ISO_OK;
     iso__comm_lose(comm); // whose agreements are reductions
-    return ISO_FAIL(ISO_ERR_MPI,
-                    "the ranks sum by different all-reduce algorithms of MPI, of numbers from %d "
-                    "to %d: MPI could not set it on some of them",
-                    (int)ends[0], (int)-ends[1]);
+    return ISO_FAIL(
+        ISO_ERR_MPI,
+        "the ranks sum by different all-reduce algorithms, of numbers from %d to %d (10 "
+        "more: with pairwise exchange): MPI could not set it on some of them",
+        (int)ends[0], (int)-ends[1]);
 }
 
 static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config,

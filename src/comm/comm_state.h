@@ -40,6 +40,7 @@ struct iso_comm {
     // For traffic.c. [size]: equal for ranks that share a node; NULL: not located.
     int64_t *node_of;
     double sum_all, sum_between; // what a sum moves, in multiples of the bytes of one rank
+    double pairwise_between;     // of a sum by pairwise exchange
     int elsewhere;               // ranks on other nodes
     iso_traffic traffic;         // of layers that have no statistics of their own
     bool counted;                // iso__comm_collect has already added it

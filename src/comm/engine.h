@@ -10,6 +10,13 @@
 
 typedef struct iso__shared iso__shared;
 struct iso__hierarchy;
+struct iso__pairwise_sum;
+
+// Whose message or collective an MPI request is.
+typedef struct iso__owner {
+    iso_request *request;
+    struct iso__pairwise_sum *sum; // a message of this sum; NULL: of none
+} iso__owner;
 
 // One per process, attached to MPI_COMM_SELF, so that MPI_Finalize stops it.
 typedef struct iso__engine {
@@ -22,6 +29,7 @@ typedef struct iso__engine {
     char why[96];
     char algorithm[128];  // of all-reduces, with the reason; chosen by the first communicator
     int algorithm_number; // Open MPI's; 0: not known
+    bool pairwise;        // ISO_IALLREDUCE allows it, pairwise.h
     int waiters;          // threads inside a wait: they drive progress instead of the helper
     double sleep_us;      // of the helper between tests, adapted within [ISO_SLEEP_MIN_US,
                           // ISO_SLEEP_MAX_US]
@@ -29,7 +37,7 @@ typedef struct iso__engine {
     // Parallel arrays: the arguments of MPI_Testsome, and the owner of each entry.
     int in_flight, capacity;
     MPI_Request *mpi;
-    iso_request **owner;
+    iso__owner *owner;
     int *completed;
     MPI_Status *statuses;
     iso_request *oldest, *newest;               // everything that is not complete
@@ -37,6 +45,7 @@ typedef struct iso__engine {
     iso__shared *shared;                        // all memory that is shared with other ranks
     struct iso__channel *channels;              // all channels
     struct iso__hierarchy *hierarchies;         // of channels, hierarchy.h
+    struct iso__pairwise_sum *stages_done;      // pairwise.h: whose messages are complete
     iso_request *chunks_done, *last_chunk_done; // of channels: complete, but not finished yet
     iso_request *free_list;
     int promised;             // requests that iso__request_reserve has made room for

@@ -22,10 +22,22 @@ static iso_status measure_cost(iso__hierarchy *h) {
     int64_t *node_of = NULL;
     ISO_TRY(iso__alloc((size_t)h->nodes * sizeof(*node_of), (void **)&node_of));
     for (int n = 0; n < h->nodes; n++) node_of[n] = n;
-    h->cost = iso__sum_cost_of(h->world->engine->algorithm_number, node_of, h->nodes);
+    const iso__engine *engine = h->world->engine;
+    bool pairwise = iso__pairwise_is_best(engine, h->nodes);
+    h->cost = iso__sum_cost_of(pairwise ? ISO_SUM_PAIRWISE : engine->algorithm_number, node_of,
+                               h->nodes);
     h->cost.all += 2.0 * (h->world->size - h->nodes);
     iso__free(node_of);
     return ISO_OK;
+}
+
+enum { PIECES_AT_ONCE = 8 }; // with pairwise exchange: together 1 MB
+
+static iso_status make_pairwise(iso__hierarchy *h, const iso_comm *across) {
+    iso__engine *engine = h->world->engine;
+    if (!across || !iso__pairwise_is_best(engine, across->size)) return ISO_OK;
+    return iso__pairwise_create(engine, across->rank, across->size, PIECES_AT_ONCE,
+                                ISO_PIECE * sizeof(float), &h->pairwise);
 }
 
 static iso_status make_record(iso_comm *world, const iso__channel_nodes *nodes,
@@ -39,6 +51,7 @@ static iso_status make_record(iso_comm *world, const iso__channel_nodes *nodes,
                           .nodes = nodes->nodes,
                           .slices = nodes->slices};
     h->queue = iso__comm_take_queue(h->node);
+    ISO_TRY(make_pairwise(h, nodes->across));
     return measure_cost(h);
 }
 
@@ -79,6 +92,7 @@ void iso__hierarchy_destroy(iso__hierarchy **pointer) {
     iso__comm_give_queue(h->node, h->queue);
     MPI_Finalized(&finalized);
     if (!finalized && h->across != MPI_COMM_NULL) MPI_Comm_free(&h->across);
+    iso__pairwise_destroy(&h->pairwise);
     iso_comm_destroy(&h->node);
     iso__free(h);
 }

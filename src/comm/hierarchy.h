@@ -3,14 +3,19 @@
 #ifndef ISO_HIERARCHY_H
 #define ISO_HIERARCHY_H
 
-#include "comm/request.h"
+#include "comm/pairwise.h"
 #include "comm/traffic.h"
+
+// Elements that travel at a time. All-reduces send halves, and from 64 KB on Open MPI's TCP
+// transport asks the receiver first.
+#define ISO_PIECE 30720
 
 // The engine's lock guards the queue.
 typedef struct iso__hierarchy {
     iso_comm *world, *node; // of the channel; its ranks that share memory
     iso__shared *shared;    // of the node; NULL: this rank is alone on it
     MPI_Comm across;        // the ranks that sum the same slice; MPI_COMM_NULL: this one sums none
+    iso__pairwise *pairwise; // how they do; NULL: by MPI's all-reduce
     int nodes, slices;
     int queue; // in the counters of the shared memory
     iso__sum_cost cost;
@@ -32,6 +37,10 @@ extern const iso__collective_ops iso__collective_hierarchy; // coll_hierarchy.c
 // has no queue left in its shared memory. See iso__channel_use_nodes.
 iso_status iso__hierarchy_create(iso_comm *world, const iso__channel_nodes *nodes,
                                  iso__hierarchy **out);
+// Whether messages that were given up may still use its memory. Accepts NULL.
+static inline bool iso__hierarchy_is_in_use(const iso__hierarchy *h) {
+    return h && iso__pairwise_is_in_use(h->pairwise);
+}
 // Nothing may be under way. Accepts NULL.
 void iso__hierarchy_destroy(iso__hierarchy **hierarchy);
 

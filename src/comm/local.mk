@@ -10,6 +10,7 @@ libiso_core_la_SOURCES += \
     src/comm/channel_chunks.c \
     src/comm/coll_hierarchy.c \
     src/comm/coll_mpi.c \
+    src/comm/coll_pairwise.c \
     src/comm/coll_shm.c \
     src/comm/comm.c \
     src/comm/comm_calls.h \
@@ -28,6 +29,7 @@ libiso_core_la_SOURCES += \
     src/comm/hierarchy.c \
     src/comm/hierarchy.h \
     src/comm/launcher.c \
+    src/comm/pairwise.h \
     src/comm/mpi_error.c \
     src/comm/mpi_error.h \
     src/comm/outside.c \

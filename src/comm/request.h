@@ -67,9 +67,10 @@ iso_status iso__request_begin(iso_comm *comm, iso__stream *stream, const char *n
 void iso__request_complete(iso_request *request);
 void iso__request_release(iso__engine *engine, iso_request **request);
 
-// ---- coll_mpi.c, coll_shm.c, coll_hierarchy.c ----
-// How exchanges are carried out: messages (coll_mpi.c), shared memory (coll_shm.c), or shared
-// memory in nodes and messages between them (coll_hierarchy.c). With the lock held.
+// ---- coll_mpi.c, coll_pairwise.c, coll_shm.c, coll_hierarchy.c ----
+// How exchanges are carried out: collectives of MPI (coll_mpi.c), messages (coll_pairwise.c), shared
+// memory (coll_shm.c), or shared memory in nodes and one of the first two between them
+// (coll_hierarchy.c). With the lock held.
 typedef struct iso__collective_ops {
     // The request has the address of the data (next) and the number of its elements (left, > 0).
     iso_status (*post)(iso_request *request);
@@ -89,5 +90,6 @@ int iso__mpi_gather(iso_request *request, int count, MPI_Comm mpi, MPI_Request *
 // out = block 0 + block 1 + ..., which are adjacent, of f32 or f64.
 void iso__sum_blocks(void *out, const void *blocks, size_t bytes, int count, iso_dtype dtype);
 MPI_Datatype iso__mpi_type(iso_dtype dtype); // MPI_DATATYPE_NULL if the type cannot be summed
+MPI_Op iso__mpi_sum(const iso__engine *engine, iso_dtype dtype);
 
 #endif

@@ -3,6 +3,7 @@
 #include "comm/traffic.h"
 
 #include "comm/comm_state.h"
+#include "comm/pairwise.h"
 
 #include <string.h>
 
@@ -77,12 +78,20 @@ static void add_doubling(tally *t, int size) {
             add_message(t, paired_rank(v, beyond, 1), paired_rank(v ^ distance, beyond, 1), 1);
 }
 
+// Every rank sends a slice of 1 / P to every other one, twice.
+static void add_pairwise(tally *t, int size) {
+    for (int r = 0; r < size; r++)
+        for (int to = 0; to < size; to++)
+            if (to != r) add_message(t, r, to, 2.0 / size);
+}
+
 iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size) {
     tally t = {.node_of = node_of};
     switch (algorithm) {
     case BINOMIAL: add_trees(&t, size); break;
     case RABENSEIFNER: add_halving(&t, size); break;
     case RECURSIVE_DOUBLING: add_doubling(&t, size); break;
+    case ISO_SUM_PAIRWISE: add_pairwise(&t, size); break;
     default: add_ring(&t, size); // also if the algorithm is unknown
     }
     return t.cost;
@@ -97,6 +106,8 @@ iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of) {
     iso__sum_cost cost = iso__sum_cost_of(comm->engine->algorithm_number, node_of, comm->size);
     comm->sum_all = cost.all;
     comm->sum_between = cost.between;
+    if (comm->size <= ISO_PAIRWISE_MOST)
+        comm->pairwise_between = iso__sum_cost_of(ISO_SUM_PAIRWISE, node_of, comm->size).between;
     comm->elsewhere = 0;
     for (int r = 0; r < comm->size; r++) comm->elsewhere += node_of[r] != node_of[comm->rank];
     return ISO_OK;
@@ -152,6 +163,11 @@ void iso__count_cost(iso_traffic *to, const iso_comm *comm, const iso__sum_cost 
                      size_t bytes) {
     to->bytes_sent += share_of(comm, cost->all * (double)bytes);
     to->bytes_between_nodes += share_of(comm, cost->between * (double)bytes);
+}
+
+void iso__count_pairwise_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
+    iso__sum_cost cost = {2.0 * (comm->size - 1), comm->pairwise_between};
+    iso__count_cost(to, comm, &cost, bytes);
 }
 
 // Each of P ranks receives its slice, 1 / P of the vector, from P - 1 others, and sends the sum of

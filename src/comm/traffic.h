@@ -18,7 +18,8 @@ iso_status iso__comm_place_subset(iso_comm *subset, const iso_comm *whole);
 
 // The total length of the messages of one all-reduce, as multiples of the bytes of one rank: of all
 // messages, and of those between nodes. algorithm: a value of Open MPI's
-// coll_libnbc_iallreduce_algorithm.
+// coll_libnbc_iallreduce_algorithm, or ISO_SUM_PAIRWISE (pairwise.h).
+enum { ISO_SUM_PAIRWISE = 5 };
 typedef struct iso__sum_cost {
     double all, between;
 } iso__sum_cost;
@@ -27,6 +28,8 @@ iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size);
 // These need a located comm; otherwise all ranks count as sharing a node. bytes: per rank.
 // A sum by messages.
 void iso__count_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
+// A sum by pairwise exchange.
+void iso__count_pairwise_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // A sum in memory that the ranks share, or by NCCL inside a node.
 void iso__count_node_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // A sum of this cost.

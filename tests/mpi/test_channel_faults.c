@@ -14,7 +14,13 @@
 
 TestSuite(np1_channel_order, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_channel_order, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np3_channel_order, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+// All-reduces of MPI, whose calls are watched, on three ranks too.
+static void setup_rabenseifner(void) {
+    setenv("ISO_IALLREDUCE", "3", 1);
+    test_mpi_setup();
+}
+
+TestSuite(np3_channel_order, .init = setup_rabenseifner, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np1_channel_faults, .init = test_mpi_setup_bare, .timeout = 60);
 TestSuite(np2_channel_faults, .init = test_mpi_setup_bare, .timeout = 60);
 

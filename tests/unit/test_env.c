@@ -64,7 +64,7 @@ Test(env, bad_values_of_the_environment_are_refused) {
         {"ISO_WATCHDOG", "no", "give a number from 0 to 1e+09", "10"},
         {"ISO_RANKS_PER_NODE", "1.5", "give a whole number from 1 to 1e+06", "4"},
         {"ISO_NODE_COLLECTIVE", "shm nccl", "give auto, nccl, shm or mpi", "shm"},
-        {"ISO_IALLREDUCE", "5", "give a whole number from 0 to 4", "0"},
+        {"ISO_IALLREDUCE", "6", "give a whole number from 0 to 5", "0"},
         {"ISO_CPU_KERNELS", "one", "give onednn, cblas or reference", "reference"},
         {"ISO_CUDA_CONV", "CUDNN", "give cudnn or gemm", "gemm"},
         {"ISO_CUDA_GRAPHS", "yes", "give a whole number from 0 to 1", "1"}};
@@ -98,7 +98,7 @@ Test(env, variables_that_decide_exchanges_or_bits_are_compared_between_ranks) {
     unsetenv("ISO_CPU_KERNELS");
     unsetenv("ISO_RANKS_PER_NODE");
     cr_expect_str_eq(iso__env_effective(ISO_ENV_IALLREDUCE),
-                     "3"); // whether it is set to that or not
+                     "5"); // whether it is set to that or not
     cr_expect_null(iso__env_effective(ISO_ENV_CPU_KERNELS));
     cr_expect_null(iso__env_effective(ISO_ENV_RANKS_PER_NODE));
     setenv("ISO_CPU_KERNELS", "reference", 1);

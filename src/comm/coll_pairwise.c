@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT
+// Sums by pairwise exchange: pairwise.h.
+//
+// Ranks begin sums in one order, so the messages of the first stage match in that order. Those of
+// the second stage begin when the first one is complete, in an order of each rank's own; so the
+// tag tells which sum they belong to.
+#include "comm/pairwise.h"
+
+#include "comm/channel_impl.h"
+
+#include <string.h>
+
+#define SLICE_UNIT 16   // elements: slices begin on cache lines
+#define TURNS      8192 // of tags, two for each sum; the least that MPI must allow is 32767
+
+bool iso__pairwise_is_best(const iso__engine *engine, int size) {
+    bool power = (size & (size - 1)) == 0;
+    return engine->pairwise && size <= ISO_PAIRWISE_MOST && !power;
+}
+
+// ---- Slices ---------------------------------------------------------------------------------------
+
+static size_t slice_at(const iso__pairwise_sum *s, int rank) {
+    size_t units = s->count / SLICE_UNIT, size = (size_t)s->pool->size;
+    return rank == s->pool->size ? s->count : units * (size_t)rank / size * SLICE_UNIT;
+}
+
+static size_t slice_count(const iso__pairwise_sum *s, int rank) {
+    return slice_at(s, rank + 1) - slice_at(s, rank);
+}
+
+static char *slice_of(const iso__pairwise_sum *s, int rank) {
+    return s->data + slice_at(s, rank) * s->request->unit;
+}
+
+// Where this rank receives its slice from another rank.
+static char *block_of(const iso__pairwise_sum *s, int rank) {
+    int own = s->pool->rank;
+    return s->blocks + (size_t)(rank - (rank > own)) * slice_count(s, own) * s->request->unit;
+}
+
+// ---- Messages -------------------------------------------------------------------------------------
+
+static void list_message(iso__pairwise_sum *s) {
+    iso__engine *engine = s->pool->engine;
+    engine->owner[engine->in_flight++] = (iso__owner){s->request, s};
+    s->messages++;
+}
+
+static int send_slice(iso__pairwise_sum *s, int slice, int to) {
+    iso__engine *engine = s->pool->engine;
+    size_t count = slice_count(s, slice);
+    if (count == 0) return MPI_SUCCESS;
+    int rc = MPI_Isend(slice_of(s, slice), (int)count, iso__mpi_type(s->request->dtype), to,
+                       s->tag + s->summed, s->mpi, &engine->mpi[engine->in_flight]);
+    if (rc == MPI_SUCCESS) list_message(s);
+    return rc;
+}
+
+static int receive_slice(iso__pairwise_sum *s, int slice, int from, char *to) {
+    iso__engine *engine = s->pool->engine;
+    size_t count = slice_count(s, slice);
+    if (count == 0) return MPI_SUCCESS;
+    int rc = MPI_Irecv(to, (int)count, iso__mpi_type(s->request->dtype), from, s->tag + s->summed,
+                       s->mpi, &engine->mpi[engine->in_flight]);
+    if (rc == MPI_SUCCESS) list_message(s);
+    return rc;
+}
+
+// Begins the messages of a stage. In step k each rank sends to the k-th rank after it, so that no
+// rank receives from all others at once.
+static int post_stage(iso__pairwise_sum *s) {
+    int own = s->pool->rank, size = s->pool->size;
+    if (iso__engine_reserve(s->pool->engine, 2 * (size - 1)) < 0) return MPI_ERR_NO_MEM;
+    for (int k = 1; k < size; k++) {
+        int to = (own + k) % size, from = (own - k + size) % size;
+        int rc = s->summed ? receive_slice(s, from, from, slice_of(s, from))
+                           : receive_slice(s, own, from, block_of(s, from));
+        if (rc == MPI_SUCCESS) rc = send_slice(s, s->summed ? own : to, to);
+        if (rc != MPI_SUCCESS) return rc;
+    }
+    return MPI_SUCCESS;
+}
+
+// ---- Sum ------------------------------------------------------------------------------------------
+
+static int add_block(const iso__pairwise_sum *s, const char *block, char *sum) {
+    iso_dtype dtype = s->request->dtype;
+    return MPI_Reduce_local(block, sum, (int)slice_count(s, s->pool->rank), iso__mpi_type(dtype),
+                            iso__mpi_sum(s->pool->engine, dtype));
+}
+
+// Adds the blocks of neighbours, `pairs` times from the first one on; the sums move up.
+static int add_pairs(const iso__pairwise_sum *s, char **block, int pairs) {
+    for (int i = 0; i < pairs; i++) {
+        int rc = add_block(s, block[2 * i + 1], block[2 * i]);
+        if (rc != MPI_SUCCESS) return rc;
+        block[i] = block[2 * i];
+    }
+    return MPI_SUCCESS;
+}
+
+// Adds up this rank's slice in the order of isotherm/comm.h.
+static int add_slices(iso__pairwise_sum *s) {
+    int own = s->pool->rank, size = s->pool->size, power = 1;
+    char **block = s->pool->block;
+    for (int r = 0; r < size; r++) block[r] = r == own ? slice_of(s, own) : block_of(s, r);
+    while (2 * power <= size) power *= 2;
+    int beyond = size - power, rc = add_pairs(s, block, beyond);
+    for (int i = beyond; i < power; i++) block[i] = block[i + beyond];
+    for (int left = power / 2; rc == MPI_SUCCESS && left > 0; left /= 2)
+        rc = add_pairs(s, block, left);
+    if (block[0] != slice_of(s, own))
+        memcpy(slice_of(s, own), block[0], slice_count(s, own) * s->request->unit);
+    return rc;
+}
+
+// ---- Progress -------------------------------------------------------------------------------------
+
+// Tells the request, and leaves it. Messages that are still under way use the sum's memory, so it
+// stays taken until they are complete.
+static void end_sum(iso__pairwise_sum *s, int error) {
+    iso_request *request = s->request;
+    s->request = NULL;
+    s->taken = s->messages > 0;
+    if (error != MPI_SUCCESS) request->mpi_error = error;
+    request->under_way--;
+    if (request->hierarchy) return; // which still has to copy it
+    if (request->under_way == 0 && request->state == ISO_REQUEST_POSTED)
+        iso__request_complete(request);
+}
+
+static void advance_sum(iso__pairwise_sum *s) {
+    if (!s->request) { // given up
+        s->taken = s->messages > 0;
+        return;
+    }
+    int rc = s->error;
+    if (rc == MPI_SUCCESS && !s->summed) {
+        rc = add_slices(s);
+        s->summed = true;
+        if (rc == MPI_SUCCESS) rc = post_stage(s);
+        if (rc == MPI_SUCCESS && s->messages > 0) return;
+    }
+    end_sum(s, rc);
+}
+
+static void list_sum(iso__pairwise_sum *s) {
+    if (s->listed) return;
+    s->listed = true;
+    s->next = s->pool->engine->stages_done;
+    s->pool->engine->stages_done = s;
+}
+
+void iso__pairwise_count(iso__pairwise_sum *s, int error) {
+    s->messages--;
+    if (error != MPI_SUCCESS) s->error = error;
+    if (s->messages == 0 || error != MPI_SUCCESS) list_sum(s);
+}
+
+static bool advance_sums(iso__engine *engine) {
+    bool any = engine->stages_done != NULL;
+    while (engine->stages_done) {
+        iso__pairwise_sum *s = engine->stages_done;
+        engine->stages_done = s->next;
+        s->listed = false;
+        advance_sum(s);
+    }
+    return any;
+}
+
+// ---- Post -----------------------------------------------------------------------------------------
+
+static iso__pairwise_sum *free_sum(const iso__pairwise *pairwise) {
+    for (int i = 0; pairwise && i < pairwise->count; i++)
+        if (!pairwise->sum[i].taken) return &pairwise->sum[i];
+    return NULL;
+}
+
+bool iso__pairwise_has_room(const iso__pairwise *pairwise) {
+    return !pairwise || free_sum(pairwise);
+}
+
+bool iso__pairwise_is_in_use(const iso__pairwise *pairwise) {
+    for (int i = 0; pairwise && i < pairwise->count; i++)
+        if (pairwise->sum[i].taken) return true;
+    return false;
+}
+
+int iso__pairwise_post(iso__pairwise *pairwise, iso_request *request, size_t count, MPI_Comm mpi) {
+    iso__pairwise_sum *s = free_sum(pairwise);
+    s->request = request;
+    s->mpi = mpi;
+    s->data = request->next;
+    s->count = count;
+    s->tag = (int)(2 * (pairwise->turn++ % TURNS));
+    s->error = MPI_SUCCESS;
+    s->taken = true;
+    s->summed = false;
+    int rc = post_stage(s);
+    if (rc == MPI_SUCCESS) {
+        request->under_way++;
+        if (s->messages == 0) list_sum(s);
+    } else {
+        s->request = NULL;
+        s->taken = s->messages > 0;
+    }
+    return rc;
+}
+
+static iso_status post_chunk(iso_request *request) {
+    iso__pairwise *pairwise = request->channel->pairwise;
+    int rc = iso__pairwise_post(pairwise, request, request->left, request->mpi);
+    ISO_TRY_MPI_CODE(rc, "a sum by pairwise exchange");
+    request->left = 0;
+    return ISO_OK;
+}
+
+const iso__collective_ops iso__collective_pairwise = {.post = post_chunk, .progress = advance_sums};
+
+// ---- Life -----------------------------------------------------------------------------------------
+
+static iso_status make_blocks(iso__pairwise *p, int count, size_t bytes) {
+    size_t ranks = (size_t)p->size, each = bytes / ranks + 2 * SLICE_UNIT * sizeof(double);
+    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*p->sum), (void **)&p->sum));
+    ISO_TRY(iso__alloc_zero(ranks * sizeof(*p->block), (void **)&p->block));
+    p->count = count;
+    for (int i = 0; i < count; i++) {
+        p->sum[i].pool = p;
+        ISO_TRY(iso__alloc((ranks - 1) * each, (void **)&p->sum[i].blocks));
+    }
+    return ISO_OK;
+}
+
+iso_status iso__pairwise_create(iso__engine *engine, int rank, int size, int count, size_t bytes,
+                                iso__pairwise **out) {
+    iso__pairwise *p;
+    *out = NULL;
+    ISO_TRY(iso__alloc_zero(sizeof(*p), (void **)&p));
+    *p = (iso__pairwise){.engine = engine, .rank = rank, .size = size};
+    iso_status status = make_blocks(p, count, bytes);
+    if (status < 0) iso__pairwise_destroy(&p);
+    ISO_TRY(status);
+    *out = p;
+    return ISO_OK;
+}
+
+void iso__pairwise_destroy(iso__pairwise **pointer) {
+    iso__pairwise *p = *pointer;
+    *pointer = NULL;
+    if (!p) return;
+    for (int i = 0; i < p->count; i++) iso__free(p->sum[i].blocks);
+    iso__free(p->block);
+    iso__free(p->sum);
+    iso__free(p);
+}

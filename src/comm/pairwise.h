@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+// Private to src/comm: sums by pairwise exchange, in two stages of messages between all pairs of
+// ranks. Each rank receives its slice of every other rank's data, adds up the slices, and sends the
+// sum to every other rank.
+//
+// A rank sends 2 (P - 1) / P of its bytes, the least that a sum can take. Open MPI's Rabenseifner
+// sends as little only if P is a power of two; with three ranks its busiest rank sends nearly twice
+// as much. Each element is added in the order that isotherm/comm.h gives, so the bits are those of
+// Rabenseifner's algorithm, and depend neither on its place nor on the length of the data.
+#ifndef ISO_PAIRWISE_H
+#define ISO_PAIRWISE_H
+
+#include "comm/request.h"
+
+// Of how many ranks sums are made so, unless P is a power of two: beyond, messages are short, and
+// the work of sending them outweighs the bytes that are saved.
+#define ISO_PAIRWISE_MOST 16
+
+// One sum.
+typedef struct iso__pairwise_sum {
+    struct iso__pairwise *pool;
+    iso_request *request; // that it belongs to; NULL: given up, or free
+    MPI_Comm mpi;
+    char *data;
+    size_t count; // elements
+    char *blocks; // this rank's slice of the other ranks' data
+    int tag, messages, error;
+    bool taken, summed; // summed: in the second stage
+    bool listed;        // in the engine's list
+    struct iso__pairwise_sum *next;
+} iso__pairwise_sum;
+
+// The sums that can be under way at once on one communicator. The engine's lock guards it.
+typedef struct iso__pairwise {
+    iso__engine *engine;
+    int rank, size; // in the communicator
+    int count;
+    iso__pairwise_sum *sum;
+    char **block; // [size]
+    unsigned turn;
+} iso__pairwise;
+
+// Whether ISO_IALLREDUCE allows it, and no algorithm of Open MPI's is set (coll_mpi.c).
+bool iso__pairwise_is_wanted(void);
+// Whether channels of so many ranks sum so.
+bool iso__pairwise_is_best(const iso__engine *engine, int size);
+
+// Local. For `count` sums at once of at most `bytes` each, on a communicator in which this rank has
+// the given rank.
+iso_status iso__pairwise_create(iso__engine *engine, int rank, int size, int count, size_t bytes,
+                                iso__pairwise **out);
+// Nothing may be in use. Accepts NULL.
+void iso__pairwise_destroy(iso__pairwise **pairwise);
+
+// All of the following with the lock held, and accept NULL.
+bool iso__pairwise_has_room(const iso__pairwise *pairwise);
+bool iso__pairwise_is_in_use(const iso__pairwise *pairwise); // so that MPI may write into it
+// Begins to sum `count` elements at request->next; there is room. All ranks do so in one order. The
+// request has one more part under way then. Returns an MPI return code.
+int iso__pairwise_post(iso__pairwise *pairwise, iso_request *request, size_t count, MPI_Comm mpi);
+// A message of the sum is complete.
+void iso__pairwise_count(iso__pairwise_sum *sum, int error);
+
+extern const iso__collective_ops iso__collective_pairwise; // for chunks of a channel
+
+#endif

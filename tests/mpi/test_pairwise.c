@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT
+// Sums by pairwise exchange, on numbers of ranks that are no power of two: against the order of
+// additions that isotherm/comm.h gives, for every type, length and chunk.
+#include "comm/channel.h"
+#include "comm/comm_state.h"
+#include "comm/pairwise.h"
+#include "comm/traffic.h"
+#include "common/mpi_fixture.h"
+#include "exchange/codec.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void setup_rabenseifner(void) {
+    setenv("ISO_IALLREDUCE", "3", 1);
+    test_mpi_setup();
+}
+static void setup_poll(void) {
+    setenv("ISO_PROGRESS", "poll", 1);
+    test_mpi_setup();
+}
+
+#define SUITE(ranks)                                                                               \
+    TestSuite(np##ranks##_pairwise, .init = test_mpi_setup, .fini = test_mpi_teardown,             \
+              .timeout = 60)
+SUITE(3);
+SUITE(4);
+SUITE(5);
+SUITE(6);
+SUITE(7);
+TestSuite(np3_pairwise_poll, .init = setup_poll, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_pairwise_never, .init = setup_rabenseifner, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np5_pairwise_never, .init = setup_rabenseifner, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_pairwise_life, .init = test_mpi_setup_bare, .timeout = 60);
+
+// ---- In MPI's place -------------------------------------------------------------------------------
+
+static bool watching;
+static int reductions, messages,
+    fails_at; // fails_at: the number of the message that fails; 0: none
+static int64_t sent;
+
+int MPI_Iallreduce(const void *send, void *data, int count, MPI_Datatype type, MPI_Op op,
+                   MPI_Comm comm, MPI_Request *request) {
+    reductions += watching;
+    return PMPI_Iallreduce(send, data, count, type, op, comm, request);
+}
+
+int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+              MPI_Request *request) {
+    int size;
+    MPI_Type_size(type, &size);
+    if (watching) {
+        if (++messages == fails_at) return MPI_ERR_INTERN;
+        sent += (int64_t)count * size;
+    }
+    return PMPI_Isend(data, count, type, to, tag, comm, request);
+}
+
+// ---- Numbers --------------------------------------------------------------------------------------
+
+// Of many magnitudes, so that the order of a sum shows in its bits.
+static double value_of(int rank, size_t i) {
+    uint32_t counter[4] = {(uint32_t)i, (uint32_t)rank}, bits[4];
+    iso__philox(iso__philox_key_make(7, ISO_RNG_TEST, 0), counter, bits);
+    return ldexp(iso__uniform(bits[0]) - 0.5, (int)(bits[1] % 10));
+}
+
+static double rounded(iso_dtype type, double x) {
+    if (type == ISO_F64) return x;
+    float f = (float)x;
+    uint16_t h;
+    if (type == ISO_F32) return f;
+    iso__codec_of(type)->encode(1, &f, 1, &h);
+    iso__codec_of(type)->decode(1, &h, &f);
+    return f;
+}
+
+static double read_value(iso_dtype type, const void *data, size_t i) {
+    float f;
+    if (type == ISO_F64) return ((const double *)data)[i];
+    if (type == ISO_F32) return ((const float *)data)[i];
+    iso__codec_of(type)->decode(1, (const uint16_t *)data + i, &f);
+    return f;
+}
+
+static void write_value(iso_dtype type, void *data, size_t i, double x) {
+    float f = (float)x;
+    if (type == ISO_F64)
+        ((double *)data)[i] = x;
+    else if (type == ISO_F32)
+        ((float *)data)[i] = f;
+    else
+        iso__codec_of(type)->encode(1, &f, 1, (uint16_t *)data + i);
+}
+
+// The order of isotherm/comm.h. A sum of two numbers in f64, rounded, is that of f32 and of 16
+// bits.
+static double sum_of(iso_dtype type, size_t i) {
+    double part[16];
+    int power = 1;
+    while (2 * power <= test_size) power *= 2;
+    int beyond = test_size - power;
+    for (int r = 0; r < test_size; r++) part[r] = rounded(type, value_of(r, i));
+    for (int v = 0; v < power; v++)
+        part[v] = v < beyond ? rounded(type, part[2 * v] + part[2 * v + 1]) : part[v + beyond];
+    for (; power > 1; power /= 2)
+        for (int v = 0; v < power / 2; v++) part[v] = rounded(type, part[2 * v] + part[2 * v + 1]);
+    return part[0];
+}
+
+// ---- Sums -----------------------------------------------------------------------------------------
+
+typedef struct rig {
+    iso__channel *channel;
+    iso_dtype type;
+    size_t count;
+    void *data; // with a guard of one element
+} rig;
+
+static void create_rig(rig *r, iso_comm *comm, iso_dtype type, size_t count, size_t chunk) {
+    *r = (rig){.type = type, .count = count};
+    r->data = malloc((count + 1) * iso_dtype_size(type));
+    const iso__channel_item item = {
+        .data = r->data, .bytes = count * iso_dtype_size(type), .dtype = type, .label = "x"};
+    iso_assert_ok(iso__channel_create(comm, &item, 1, chunk, 3 * chunk, &r->channel));
+}
+
+static void destroy_rig(rig *r) {
+    iso_assert_all(iso__channel_destroy(&r->channel));
+    free(r->data);
+}
+
+static iso_status sum(rig *r) {
+    for (size_t i = 0; i < r->count; i++) write_value(r->type, r->data, i, value_of(test_rank, i));
+    write_value(r->type, r->data, r->count, 77);
+    watching = true;
+    iso_status status = iso__channel_ready(r->channel, 0);
+    if (status == ISO_OK) status = iso__channel_wait(r->channel, 0, NULL, NULL);
+    watching = false;
+    return status;
+}
+
+static bool is_summed(const rig *r) {
+    for (size_t i = 0; i < r->count; i++)
+        if (read_value(r->type, r->data, i) != sum_of(r->type, i)) return false;
+    return read_value(r->type, r->data, r->count) == 77;
+}
+
+static void has_one_order(iso_dtype type, size_t count, size_t chunk) {
+    rig r;
+    create_rig(&r, test_comm, type, count, chunk);
+    for (int round = 0; round < 3; round++) {
+        iso_assert_ok(sum(&r));
+        iso_assert_all(is_summed(&r));
+    }
+    destroy_rig(&r);
+}
+
+static void every_type_and_length(const size_t *length, int lengths) {
+    static const iso_dtype types[] = {ISO_F32, ISO_F64, ISO_BF16, ISO_F16};
+    static const size_t chunks[] = {64, 1024, 1 << 20};
+    for (int t = 0; t < 4; t++)
+        for (int k = 0; k < lengths; k++)
+            for (int c = 0; c < 3; c++)
+                if (length[k] < 100 * chunks[c]) has_one_order(types[t], length[k], chunks[c]);
+}
+
+// Fewer elements than ranks, and than a slice begins at; whole slices, and what is left over.
+static const size_t lengths[] = {1, 2, 15, 16, 17, 31, 32, 47, 48, 49, 80, 95, 113, 1000, 4099};
+enum { LENGTHS = sizeof(lengths) / sizeof(lengths[0]) };
+
+static void sums_have_one_order(void) {
+    every_type_and_length(lengths, LENGTHS);
+    iso_assert_all(reductions == 0 && messages > 0);
+}
+
+Test(np3_pairwise, sums_have_one_order) { sums_have_one_order(); }
+Test(np5_pairwise, sums_have_one_order) { sums_have_one_order(); }
+Test(np6_pairwise, sums_have_one_order) { sums_have_one_order(); }
+Test(np7_pairwise, sums_have_one_order) { sums_have_one_order(); }
+Test(np3_pairwise_poll, sums_have_one_order) { sums_have_one_order(); }
+
+// So the bits of a run are those of MPI's algorithm, if it is known: with few elements it is a
+// ring.
+static void has_the_bits_of_rabenseifners(void) {
+    static const size_t long_enough[] = {48, 80, 1000, 4104};
+    if (!strstr(iso_comm_algorithm_text(test_comm), "Rabenseifner"))
+        test_mpi_skip("MPI does not say by which algorithm it sums");
+    every_type_and_length(long_enough, 4);
+    iso_assert_all(reductions > 0 && messages == 0);
+}
+
+Test(np3_pairwise_never, has_the_bits_of_rabenseifners) { has_the_bits_of_rabenseifners(); }
+Test(np5_pairwise_never, has_the_bits_of_rabenseifners) { has_the_bits_of_rabenseifners(); }
+
+Test(np4_pairwise, is_not_for_a_power_of_two) {
+    has_one_order(ISO_F32, 1000, 1024);
+    iso_assert_all(reductions > 0 && messages == 0);
+}
+
+// ---- Bytes ----------------------------------------------------------------------------------------
+
+// All ranks together send 2 (P - 1) times the data, the least that a sum takes.
+static void sends_the_least(void) {
+    enum { COUNT = 7001 };
+    rig r;
+    iso_traffic counted = {0};
+    create_rig(&r, test_comm, ISO_F32, COUNT, 4096);
+    iso_assert_ok(iso__comm_locate(test_comm));
+    iso_assert_ok(sum(&r));
+    iso__channel_count(r.channel, 0, &counted);
+    int64_t all[2] = {sent, counted.bytes_sent};
+    iso_assert_ok(iso_comm_allreduce_i64(test_comm, all, 2, ISO_SUM));
+    iso_assert_all(all[0] == 2 * (test_size - 1) * COUNT * (int64_t)sizeof(float));
+    iso_assert_all(all[1] == all[0]);
+    destroy_rig(&r);
+}
+
+Test(np3_pairwise, sends_the_least) { sends_the_least(); }
+Test(np5_pairwise, sends_the_least) { sends_the_least(); }
+
+// ---- Faults ---------------------------------------------------------------------------------------
+
+// A message of one rank fails, in the first stage or in the second one. That rank says so at once,
+// and the others time out. Memory that MPI may still use is kept.
+static void a_message_fails(int number) {
+    rig r;
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &test_comm));
+    create_rig(&r, test_comm, ISO_F32, 1000, 1 << 20);
+    test_comm->timeout_s = IMPATIENT;
+    fails_at = test_rank == 1 ? number : 0;
+    iso_status status = sum(&r);
+    const char *said = iso_last_error()->message;
+    iso_assert_all(status == (test_rank == 1 ? ISO_ERR_MPI : ISO_ERR_TIMEOUT));
+    iso_assert_all(test_rank != 1 || strstr(said, "the exchange of \"x\" failed"));
+    iso_assert_all(test_rank != 1 || sum(&r) == ISO_ERR_MPI);
+    bool kept = !iso__channel_destroy(&r.channel);
+    iso_assert_all(kept || test_rank == 1);
+    MPI_Finalize(); // what has failed stays
+}
+
+Test(np3_pairwise_life, a_message_of_the_first_stage_fails) { a_message_fails(2); }
+Test(np3_pairwise_life, a_message_of_the_second_stage_fails) { a_message_fails(3); }
+
+// A rank is late, the others time out and name it; then it comes.
+Test(np3_pairwise, a_late_rank_is_named_and_waited_for) {
+    rig r;
+    create_rig(&r, test_comm, ISO_F32, 1000, 512);
+    bool late = test_rank == 2;
+    if (!late) test_comm->timeout_s = 0.3;
+    iso_status first = late ? ISO_OK : sum(&r);
+    const char *said = iso_last_error()->message;
+    bool named = late || (first == ISO_ERR_TIMEOUT && strstr(said, "rank 2"));
+    test_comm->timeout_s = 60;
+    MPI_Barrier(MPI_COMM_WORLD);
+    iso_assert_all(named);
+    iso_assert_ok(late ? sum(&r) : iso__channel_wait(r.channel, 0, NULL, NULL));
+    iso_assert_all(is_summed(&r));
+    destroy_rig(&r);
+}
