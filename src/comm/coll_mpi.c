@@ -200,6 +200,7 @@ static void post_bulk(iso_request *request) {
 
 static iso_status post_messages(iso_request *request) {
     iso__engine *engine = request->engine;
+    if (request->message) return iso__message_post(request);
     request->bulk = request->left > chunk_of(request);
     ISO_CHECK(!request->bulk || request->comm->bulk != MPI_COMM_NULL, ISO_ERR_STATE,
               "the exchange of \"%s\" is too long for its communicator, which was made for short "
@@ -230,6 +231,7 @@ static void complete_chunk(iso__engine *engine, int slot, int error) {
         request->comm->bulk_under_way--;
         post_queued(request->comm, slot);
     }
+    if (request->message) iso__message_continue(request, slot);
     if (request->hierarchy) return; // which still has to copy it
     if (request->under_way == 0 && request->left == 0 && request->state == ISO_REQUEST_POSTED)
         iso__request_complete(request);

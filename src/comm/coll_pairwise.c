@@ -145,19 +145,6 @@ static void advance_sum(iso__pairwise_sum *s) {
     end_sum(s, rc);
 }
 
-static void list_sum(iso__pairwise_sum *s) {
-    if (s->listed) return;
-    s->listed = true;
-    s->next = s->pool->engine->stages_done;
-    s->pool->engine->stages_done = s;
-}
-
-void iso__pairwise_count(iso__pairwise_sum *s, int error) {
-    s->messages--;
-    if (error != MPI_SUCCESS) s->error = error;
-    if (s->messages == 0 || error != MPI_SUCCESS) list_sum(s);
-}
-
 static bool advance_sums(iso__engine *engine) {
     bool any = engine->stages_done != NULL;
     while (engine->stages_done) {
@@ -200,7 +187,7 @@ int iso__pairwise_post(iso__pairwise *pairwise, iso_request *request, size_t cou
     int rc = post_stage(s);
     if (rc == MPI_SUCCESS) {
         request->under_way++;
-        if (s->messages == 0) list_sum(s);
+        if (s->messages == 0) iso__pairwise_list(s);
     } else {
         s->request = NULL;
         s->taken = s->messages > 0;

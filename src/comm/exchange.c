@@ -65,18 +65,11 @@ static int post_bcast(iso_request *request, int count, MPI_Comm mpi, MPI_Request
     return MPI_Ibcast(request->next, count * (int)UNIT, MPI_BYTE, request->root, mpi, out);
 }
 
-// A message of `count` elements to or from rank request->root. A type for all of it, because MPI
-// counts in int.
+// A piece of a message to or from rank request->root.
 static int post_message(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
-    MPI_Datatype type;
-    int with = request->root, tag = request->tag;
-    int rc = MPI_Type_contiguous((int)UNIT, MPI_BYTE, &type);
-    if (rc == MPI_SUCCESS) rc = MPI_Type_commit(&type);
-    if (rc != MPI_SUCCESS) return rc;
-    rc = request->send ? MPI_Isend(request->send, count, type, with, tag, mpi, out)
-                       : MPI_Irecv(request->next, count, type, with, tag, mpi, out);
-    MPI_Type_free(&type); // MPI keeps it until the operation is complete
-    return rc;
+    int bytes = count * (int)UNIT, with = request->root, tag = request->tag;
+    return request->send ? MPI_Isend(request->send, bytes, MPI_BYTE, with, tag, mpi, out)
+                         : MPI_Irecv(request->next, bytes, MPI_BYTE, with, tag, mpi, out);
 }
 
 static int post_largest(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
@@ -97,6 +90,7 @@ static iso_status start_locked(iso_comm *comm, const iso_request *what, size_t b
     request->root = what->root;
     request->tag = what->tag;
     request->whole = what->whole;
+    request->message = what->message;
     iso_status status = ISO_OK;
     if (request->left == 0)
         iso__request_complete(request);
@@ -147,8 +141,6 @@ iso_status iso__comm_ibcast(iso_comm *comm, void *data, size_t bytes, int root, 
     return start_exchange(comm, &what, bytes, name, out);
 }
 
-// Not in chunks: they would wait in one queue, and those that send would wait there for those that
-// receive.
 iso_status iso__comm_imessages(iso_comm *comm, const iso__messages *m, const char *name,
                                iso_request **sent, iso_request **received) {
     iso_request what = {.call = post_message,
@@ -156,7 +148,7 @@ iso_status iso__comm_imessages(iso_comm *comm, const iso__messages *m, const cha
                         .left = m->bytes / UNIT,
                         .unit = UNIT,
                         .root = m->from,
-                        .whole = true};
+                        .message = true};
     *sent = *received = NULL;
     ISO_TRY(start_exchange(comm, &what, m->bytes, name, received));
     what.send = m->send;
@@ -174,7 +166,7 @@ iso_status iso__comm_imessage(iso_comm *comm, const iso__message *m, const char 
                         .unit = UNIT,
                         .root = m->with,
                         .tag = m->tag,
-                        .whole = true};
+                        .message = true};
     return start_exchange(comm, &what, m->bytes, name, out);
 }
 

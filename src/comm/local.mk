@@ -9,6 +9,7 @@ libiso_core_la_SOURCES += \
     src/comm/channel_impl.h \
     src/comm/channel_chunks.c \
     src/comm/coll_hierarchy.c \
+    src/comm/coll_message.c \
     src/comm/coll_mpi.c \
     src/comm/coll_pairwise.c \
     src/comm/coll_shm.c \

@@ -58,8 +58,19 @@ bool iso__pairwise_is_in_use(const iso__pairwise *pairwise); // so that MPI may 
 // Begins to sum `count` elements at request->next; there is room. All ranks do so in one order. The
 // request has one more part under way then. Returns an MPI return code.
 int iso__pairwise_post(iso__pairwise *pairwise, iso_request *request, size_t count, MPI_Comm mpi);
+// Progress looks at the sum next.
+static inline void iso__pairwise_list(iso__pairwise_sum *sum) {
+    if (sum->listed) return;
+    sum->listed = true;
+    sum->next = sum->pool->engine->stages_done;
+    sum->pool->engine->stages_done = sum;
+}
 // A message of the sum is complete.
-void iso__pairwise_count(iso__pairwise_sum *sum, int error);
+static inline void iso__pairwise_count(iso__pairwise_sum *sum, int error) {
+    sum->messages--;
+    if (error != MPI_SUCCESS) sum->error = error;
+    if (sum->messages == 0 || error != MPI_SUCCESS) iso__pairwise_list(sum);
+}
 
 extern const iso__collective_ops iso__collective_pairwise; // for chunks of a channel
 

@@ -39,8 +39,9 @@ struct iso_request {
     iso__operation operation;       // of a channel's chunk
     struct iso__channel_cell *cell; // of a channel's chunk; or NULL
     int under_way;                  // chunks begun and not complete
-    bool bulk;  // MPI: longer than a chunk; its chunks go through the communicator's queue
-    bool whole; // MPI: travels as one chunk of any length
+    bool bulk;    // MPI: longer than a chunk; its chunks go through the communicator's queue
+    bool whole;   // MPI: travels as one chunk of any length
+    bool message; // between two ranks: travels in pieces, coll_message.c
     struct iso__channel *channel; // whose chunk it is, and which finishes it; or NULL
     int channel_chunk;            // index in the channel's plan
     int mpi_error;                // MPI
@@ -68,8 +69,8 @@ void iso__request_complete(iso_request *request);
 void iso__request_release(iso__engine *engine, iso_request **request);
 
 // ---- coll_mpi.c, coll_pairwise.c, coll_shm.c, coll_hierarchy.c ----
-// How exchanges are carried out: collectives of MPI (coll_mpi.c), messages (coll_pairwise.c), shared
-// memory (coll_shm.c), or shared memory in nodes and one of the first two between them
+// How exchanges are carried out: collectives of MPI (coll_mpi.c), messages (coll_pairwise.c),
+// shared memory (coll_shm.c), or shared memory in nodes and one of the first two between them
 // (coll_hierarchy.c). With the lock held.
 typedef struct iso__collective_ops {
     // The request has the address of the data (next) and the number of its elements (left, > 0).
@@ -81,6 +82,10 @@ typedef struct iso__collective_ops {
 extern const iso__collective_ops iso__collective_mpi, iso__collective_shm;
 const iso__collective_ops *iso__collective_choose(const iso_comm *comm, const void *data,
                                                   size_t bytes, iso_dtype dtype);
+// coll_message.c: posts a message's first pieces; and in the slot of a piece that is complete, the
+// next one of its stream.
+iso_status iso__message_post(iso_request *request);
+void iso__message_continue(const iso_request *request, int slot);
 // The MPI calls for a channel's operations. allreduce sums. scatter, which all-to-alls use too,
 // receives this rank's block of every rank's `send` into `next`. gather exchanges all blocks in
 // place.

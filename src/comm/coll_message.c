@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// Messages between two ranks. Long ones travel in pieces, of which a few are under way: from 64 KB
+// on, Open MPI's TCP transport asks the receiver before it sends, and the answer waits behind the
+// data of the other direction.
+//
+// MPI matches messages between two ranks in the order in which they are posted. So the pieces of a
+// message are posted in order, and a message waits until those of all earlier ones with the same
+// rank, tag and direction have been posted. Both ranks cut alike, so piece k of one is piece k of
+// the other.
+#include "comm/comm_state.h"
+#include "comm/request.h"
+
+#define PIECE_BYTES ((size_t)60 * 1024)
+enum { PIECES_UNDER_WAY = 8 };
+
+static bool same_stream(const iso_request *a, const iso_request *b) {
+    return a->root == b->root && a->tag == b->tag && !a->send == !b->send;
+}
+
+// The first message of the request's stream that has pieces to post; NULL: there is none.
+static iso_request *first_of_stream(const iso_request *request) {
+    iso_request *first = request->comm->talks_first;
+    while (first && !same_stream(first, request)) first = first->next_in_line;
+    return first;
+}
+
+static void list_talk(iso_request *request) {
+    iso_comm *comm = request->comm;
+    request->next_in_line = NULL;
+    *(comm->talks_first ? &comm->talks_last->next_in_line : &comm->talks_first) = request;
+    comm->talks_last = request;
+}
+
+static void unlist_talk(iso_request *request) {
+    iso_comm *comm = request->comm;
+    iso_request *before = NULL;
+    for (iso_request *r = comm->talks_first; r != request; r = r->next_in_line) before = r;
+    *(before ? &before->next_in_line : &comm->talks_first) = request->next_in_line;
+    if (comm->talks_last == request) comm->talks_last = before;
+}
+
+static int post_piece(iso_request *request, int slot) {
+    iso__engine *engine = request->engine;
+    size_t piece = PIECE_BYTES / request->unit;
+    if (piece > request->left) piece = request->left;
+    int rc = request->call(request, (int)piece, request->mpi, &engine->mpi[slot]);
+    if (rc != MPI_SUCCESS) return rc;
+    engine->owner[slot] = (iso__owner){.request = request};
+    request->next += piece * request->unit;
+    if (request->send) request->send += piece * request->unit;
+    request->left -= piece;
+    request->under_way++;
+    return MPI_SUCCESS;
+}
+
+iso_status iso__message_post(iso_request *request) {
+    iso__engine *engine = request->engine;
+    ISO_TRY(iso__engine_reserve(engine, PIECES_UNDER_WAY));
+    bool waits = first_of_stream(request) != NULL;
+    for (int i = 0; !waits && request->left > 0 && i < PIECES_UNDER_WAY; i++) {
+        int rc = post_piece(request, engine->in_flight);
+        if (rc != MPI_SUCCESS && request->under_way > 0) {
+            request->mpi_error = rc;
+            request->left = 0;
+            break;
+        }
+        ISO_TRY_MPI_CODE(rc, request->send ? "MPI_Isend" : "MPI_Irecv");
+        engine->in_flight++;
+    }
+    if (request->left > 0) list_talk(request);
+    return ISO_OK;
+}
+
+// What follows in the stream would be taken for the piece that is missing.
+static void fail_stream(iso_request *first, int rc) {
+    for (iso_request *r = first; r; r = first_of_stream(first)) {
+        unlist_talk(r);
+        r->mpi_error = rc;
+        r->left = 0;
+        if (r->under_way == 0) iso__request_complete(r);
+    }
+}
+
+void iso__message_continue(const iso_request *request, int slot) {
+    iso_request *next = first_of_stream(request);
+    if (!next) return;
+    int rc = post_piece(next, slot);
+    if (rc != MPI_SUCCESS)
+        fail_stream(next, rc);
+    else if (next->left == 0)
+        unlist_talk(next);
+}
