@@ -84,6 +84,8 @@ static struct {
     FIELD(iso_reducer_stats, bytes_sent),
     FIELD(iso_reducer_stats, bytes_between_nodes),
     FIELD(iso_reducer_stats, gradient_peak),
+    FIELD(iso_reducer_stats, two_levels),
+    FIELD(iso_reducer_stats, pairwise),
     SIZE(iso_bucket_stats),
     FIELD(iso_bucket_stats, name),
     FIELD(iso_bucket_stats, bytes),
@@ -233,7 +235,7 @@ const iso_comm_config layout_comm_config = {0, 0};
 const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_update layout_update = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_bucket_stats layout_bucket_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_comm_hook_bucket layout_hook_bucket = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0};
 const iso_comm_hook_tensor layout_hook_tensor = {0, 0, 0, 0};

@@ -157,6 +157,8 @@ contains
         call field('iso_reducer_stats.bytes_sent', c_loc(stats), c_loc(stats%bytes_sent))
         call field('iso_reducer_stats.bytes_between_nodes', c_loc(stats), c_loc(stats%bytes_between_nodes))
         call field('iso_reducer_stats.gradient_peak', c_loc(stats), c_loc(stats%gradient_peak))
+        call field('iso_reducer_stats.two_levels', c_loc(stats), c_loc(stats%two_levels))
+        call field('iso_reducer_stats.pairwise', c_loc(stats), c_loc(stats%pairwise))
     end subroutine
 
     subroutine check_bucket()

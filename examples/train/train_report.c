@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define EXCHANGE_REPEATS 20
+enum { ALGORITHM_ROOM = 256 };
 
 static FILE *terminal_of(const train_run *run) {
     return run->world->rank == 0 && !run->options->quiet ? stdout : NULL;
@@ -16,11 +17,15 @@ static FILE *terminal_of(const train_run *run) {
 // ---- On the way ---------------------------------------------------------------------------------
 
 // How gradients are summed.
-static const char *algorithm_text(const train_run *run) {
+static const char *algorithm_text(const train_run *run, char text[ALGORITHM_ROOM]) {
     iso_reducer_stats stats;
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &stats);
     if (stats.nccl) return "by NCCL between the GPUs of a node";
-    return stats.shared_memory ? "in shared memory" : iso_comm_algorithm_text(run->world->comm);
+    if (stats.shared_memory) return "in shared memory";
+    snprintf(text, ALGORITHM_ROOM, "%s%s",
+             stats.two_levels ? "in the shared memory of each node, and between nodes: " : "",
+             stats.pairwise ? "pairwise exchange" : iso_comm_algorithm_text(run->world->comm));
+    return text;
 }
 
 static void tell_buckets(const train_run *run, FILE *to) {
@@ -87,7 +92,7 @@ void train_report_start(const train_run *run) {
     fprintf(to, "model     %s%s, %lld parameters, on %s, %s kernels\n", o->model,
             o->dropout ? " with dropout" : "", (long long)iso_module_parameter_count(run->model),
             iso_device_describe(run->world->device), o->kernels);
-    char times[32] = "";
+    char times[32] = "", algorithm[ALGORITHM_ROOM];
     if (o->accumulate > 1) snprintf(times, sizeof(times), " x %lld", (long long)o->accumulate);
     fprintf(to, "training  %s on %s x %s%s, %s, %s, %s schedule, lr %g\n",
             count_text(run->world->ranks, "rank", ranks),
@@ -98,7 +103,7 @@ void train_report_start(const train_run *run) {
             (long long)o->threads, o->threads > 1 ? "s" : "",
             run->world->bound ? ", bound to a share of them" : "");
     fprintf(to, "exchange  %s, progress %s, all-reduce %s\n", o->sync, iso_comm_progress_text(comm),
-            algorithm_text(run));
+            algorithm_text(run, algorithm));
     char rhythm[160];
     if (rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "rhythm    %s\n", rhythm);
     if (o->buckets) tell_buckets(run, to);
@@ -348,6 +353,7 @@ static iso_status measure_run(train_run *run, train_result *out) {
 static void log_setting(const train_run *run) {
     const train_options *o = run->options;
     iso_json_log *log = run->log;
+    char algorithm[ALGORITHM_ROOM];
     iso_json_int(log, "ranks", run->world->ranks);
     iso_json_int(log, "nodes", run->world->nodes);
     iso_json_string(log, "model", o->model);
@@ -369,7 +375,7 @@ static void log_setting(const train_run *run) {
     iso_json_string(log, "kernels", o->kernels);
     iso_json_string(log, "sync", o->sync);
     iso_json_string(log, "progress", iso_comm_progress_text(run->world->comm));
-    iso_json_string(log, "algorithm", algorithm_text(run));
+    iso_json_string(log, "algorithm", algorithm_text(run, algorithm));
 }
 
 // What only the strategy knows, by the names it has given.

@@ -156,6 +156,8 @@ module isotherm
         logical(c_bool) :: planned
         integer(c_long_long) :: bytes_sent, bytes_between_nodes
         integer(c_size_t) :: gradient_peak
+        logical(c_bool) :: two_levels
+        logical(c_bool) :: pairwise
     end type
 
     type, bind(c), public :: iso_bucket_stats

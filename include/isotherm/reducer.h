@@ -447,15 +447,13 @@ typedef struct iso_reducer_stats {
     int bucket_count;
     size_t bytes_per_step; // size of all buckets, in the type in which they travel
     // Total size of the buckets that have been summed so far: over all ranks, and over the ranks of
-    // a node. Each sum of a bucket counts its size once, however many bytes it moves (for these see
-    // bytes_sent).
+    // a node. Each sum of a bucket counts its size once, however many bytes it moves.
     long long bytes_world, bytes_node;
     double wait_ms;     // total time the program waited (lazy) or exchanged (blocking)
     double exchange_ms; // total time of all buckets from start to completion, on this rank
     bool shared_memory; // f32 is summed in shared memory, not by messages
     // GPUs of a node sum by NCCL, at times that the host does not see. exchange_ms and the times of
-    // buckets then cover only the exchange between nodes, through the host; with one node they are
-    // 0.
+    // buckets then cover only the exchange between nodes, through the host: 0 with one node.
     bool nccl;
     long long exchanges; // of buckets, so far
     bool planned;        // the order by need is in use
@@ -466,6 +464,8 @@ typedef struct iso_reducer_stats {
     // whenever a bucket is about to leave, and whenever the new values of one are about to be put
     // in place. Otherwise 0.
     size_t gradient_peak;
+    bool two_levels; // f32 is summed in the shared memory of each node, and between nodes
+    bool pairwise; // sums by messages use pairwise exchange (ISO_IALLREDUCE), not MPI's all-reduce
 } iso_reducer_stats;
 // Local. From now on gradient_peak is measured. Each bucket then costs two looks at all pages of
 // gradients in every step. Does nothing without ZeRO stage 2 or 3.

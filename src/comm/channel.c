@@ -436,6 +436,16 @@ iso_status iso__channel_wait(iso__channel *c, int i, iso__channel_idle idle, voi
 
 iso__channel_times iso__channel_times_of(const iso__channel *c, int i) { return c->item[i].times; }
 
+bool iso__channel_in_two_levels(const iso__channel *c, int i) {
+    return iso__channel_ops(c, &c->item[i]) == &iso__collective_hierarchy;
+}
+
+bool iso__channel_in_pairs(const iso__channel *c, int i) {
+    if (iso__channel_in_two_levels(c, i))
+        return iso__pairwise_is_best(c->comm->engine, c->hierarchy->nodes);
+    return iso__channel_ops(c, &c->item[i]) == &iso__collective_pairwise;
+}
+
 void iso__channel_count(const iso__channel *c, int i, iso_traffic *to) {
     const iso__channel_entry *m = &c->item[i];
     const iso__collective_ops *ops = iso__channel_ops(c, m);

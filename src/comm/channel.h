@@ -120,6 +120,11 @@ typedef struct iso__channel_load {
 } iso__channel_load;
 iso__channel_load iso__channel_load_of(iso__channel *channel);
 
+// Local. Whether the item is summed in two levels; whether its messages, if any, are those of
+// pairwise exchange and not MPI's all-reduce.
+bool iso__channel_in_two_levels(const iso__channel *channel, int item);
+bool iso__channel_in_pairs(const iso__channel *channel, int item);
+
 // Adds what a round of this item moves. Local; the channel's communicator has been located
 // (iso__comm_locate).
 void iso__channel_count(const iso__channel *channel, int item, iso_traffic *to);

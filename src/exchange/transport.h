@@ -157,7 +157,7 @@ struct iso__transport {
     bool in_order;            // all ranks post in the order of the buckets
     bool launches;            // arrive() only enqueues work on the device
     bool travels;             // between ranks; false if nothing leaves the rank
-    bool shared_memory, nccl; // for statistics: how sums are made
+    bool shared_memory, nccl, two_levels, pairwise; // for statistics: how sums are made
     // [buckets]: the bytes that go through the host or the GPUs' link. Required even if nothing
     // travels, because statistics and the plan read it.
     const size_t *wire_bytes;

@@ -191,6 +191,17 @@ static iso_status open_channel(host *self, int c, iso__channel_item *item) {
     return nodes ? iso__channel_use_nodes(self->channel[c], nodes) : ISO_OK;
 }
 
+// For statistics.
+static void note_ways(host *self) {
+    for (int i = 0; i < self->with.buckets->count; i++) {
+        const parcel *p = &self->parcel[i];
+        if (!iso__bucket_is_dense(&self->with.buckets->item[i])) continue;
+        const iso__channel *channel = self->channel[p->channel];
+        self->base.two_levels |= iso__channel_in_two_levels(channel, p->item);
+        self->base.pairwise |= iso__channel_in_pairs(channel, p->item);
+    }
+}
+
 static bool destroy_host(iso__transport *t) {
     host *self = host_of(t);
     bool all = true;
@@ -236,6 +247,7 @@ iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm
     ISO_TRY_GOTO(iso_comm_agree(comm, allocate_host(setup, comm, &self, &item)));
     for (int c = 0; c < CHANNELS; c++) ISO_TRY_GOTO(open_channel(self, c, item));
     iso__free(item);
+    note_ways(self);
     *out = &self->base;
     return ISO_OK;
 fail:

@@ -216,7 +216,9 @@ static iso_status allocate_rows(const iso__transport_setup *setup, iso_comm *com
     *self = (rows){.base = {.ops = &rows_ops,
                             .in_order = inner->in_order,
                             .travels = true,
-                            .shared_memory = inner->shared_memory},
+                            .shared_memory = inner->shared_memory,
+                            .two_levels = inner->two_levels,
+                            .pairwise = inner->pairwise},
                    .with = *setup};
     self->comm = iso_comm_retain(comm);
     ISO_TRY(iso__alloc_zero(count * sizeof(*self->parcel), (void **)&self->parcel));

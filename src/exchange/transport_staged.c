@@ -237,6 +237,8 @@ iso_status iso__transport_staged(const iso__transport_setup *setup,
                                   .launches = true,
                                   .travels = true,
                                   .shared_memory = inner->shared_memory,
+                                  .two_levels = inner->two_levels,
+                                  .pairwise = inner->pairwise,
                                   .wire_bytes = inner->wire_bytes};
     ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*self->cargo), (void **)&self->cargo));
     ISO_TRY_GOTO(make_events(self));

@@ -15,6 +15,13 @@ TestSuite(np1_traffic, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeo
 TestSuite(np3_traffic, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np4_traffic, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 
+static void setup_rabenseifner(void) {
+    setenv("ISO_IALLREDUCE", "3", 1);
+    test_mpi_setup();
+}
+TestSuite(np3_traffic_rabenseifner, .init = setup_rabenseifner, .fini = test_mpi_teardown,
+          .timeout = 60);
+
 static int64_t longest; // bytes that MPI was asked to sum at once
 
 int MPI_Iallreduce(const void *from, void *to, int count, MPI_Datatype type, MPI_Op op,
@@ -146,6 +153,26 @@ static void sums_gradients(const char *ranks_per_node, int64_t all, int64_t betw
 Test(np4_traffic, of_gradients_between_nodes) { sums_gradients("2", 12, 4); }
 Test(np4_traffic, of_gradients_where_each_rank_is_a_node) { sums_gradients("1", 12, 12); }
 Test(np3_traffic, of_gradients_where_each_rank_is_a_node) { sums_gradients("1", 8, 8); }
+
+// Statistics say how gradients are summed.
+static void tell_how(const char *ranks_per_node, bool two_levels, bool pairwise) {
+    trainer t;
+    trainer_config config = trainer_default();
+    iso_reducer_stats stats;
+    setenv("ISO_RANKS_PER_NODE", ranks_per_node, 1);
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_reducer_get_stats(iso_data_parallel_reducer(t.model), &stats);
+    iso_assert_all(stats.two_levels == two_levels && stats.pairwise == pairwise);
+    iso_assert_all(stats.shared_memory == (atoi(ranks_per_node) >= test_size));
+    trainer_destroy(&t);
+}
+
+Test(np3_traffic, how_gradients_are_summed_is_told) {
+    tell_how("1", false, true);
+    tell_how("2", true, false); // between two nodes
+    tell_how("3", false, false);
+}
+Test(np3_traffic_rabenseifner, how_gradients_are_summed_is_told) { tell_how("1", false, false); }
 
 static iso_status build_norms(iso_device *device, bool dropout, iso_module **out) {
     (void)dropout;

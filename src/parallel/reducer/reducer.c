@@ -450,6 +450,8 @@ void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) {
                                .bytes_node = r->exchanged.bytes_node,
                                .shared_memory = r->transport->shared_memory,
                                .nccl = r->transport->nccl,
+                               .two_levels = r->transport->two_levels,
+                               .pairwise = r->transport->pairwise,
                                .exchanges = r->exchanged.exchanges,
                                .bytes_sent = r->exchanged.traffic.bytes_sent,
                                .bytes_between_nodes = r->exchanged.traffic.bytes_between_nodes,
