@@ -159,7 +159,10 @@ typedef struct iso__periodic {
     iso_comm *node;            // the same for the node; owned
     iso__routes *routes;       // for the averages, one for each exchange
     iso__routes *lower[ISO_DASO_LEVELS]; // the same within the groups of the lower levels
-    const iso_topology *layout;
+    const iso_topology *layout; // that of `ranks`, or of the routes
+    // Every rank goes its own way and nodes have several: means over all ranks add up inside nodes
+    // first. The routes then join nodes, and `ranks` has a node for each rank. NULL: not so.
+    iso_topology *ranks;
     iso__average *average[ISO__PAYLOADS]; // FULL, EXACT and STATE; the last two when first needed
     iso__periodic_exchange *exchange;
     int exchange_count; // 0 with a parameter server

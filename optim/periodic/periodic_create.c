@@ -101,6 +101,7 @@ static iso_status make_exchanges(iso__periodic *p) {
     for (int i = 0; i < p->exchange_count; i++) {
         iso__periodic_exchange *x = &p->exchange[i];
         iso__average_config all = *wire;
+        all.each_rank = p->ranks != NULL;
         if (iso__periodic_outer_ends(p, p->config.lower_count) && iso__is_gossip(wire->kind))
             all.kind = ISO__MEAN;
         ISO_TRY(iso__periodic_make_average(p->routes, x->size, &all, &x->average));
@@ -135,9 +136,22 @@ static iso_status make_node(iso__periodic *p) {
     return iso__comm_place_subset(p->node, p->layout->world);
 }
 
+static bool adds_in_nodes(const iso__periodic *p) {
+    const iso__periodic_config *c = &p->config;
+    int nodes = iso__comm_nodes(p->comm);
+    bool several = nodes > 1 && nodes < iso_comm_size(p->comm);
+    bool plain = c->wire.kind == ISO__MEAN && c->wire.wire == &iso__codec_f32 && !c->server;
+    return several && plain && c->topology.unit == ISO_SCOPE_RANK;
+}
+
 static iso_status make_routes(iso__periodic *p) {
-    ISO_TRY(iso__routes_create(p->comm, &p->config.topology, p->exchange_count, &p->routes));
-    p->layout = iso__routes_layout(p->routes);
+    iso_topology_config topology = p->config.topology;
+    if (adds_in_nodes(p)) {
+        ISO_TRY(iso_topology_create(p->comm, &topology, &p->ranks));
+        topology.unit = ISO_SCOPE_NODE;
+    }
+    ISO_TRY(iso__routes_create(p->comm, &topology, p->exchange_count, &p->routes));
+    p->layout = p->ranks ? p->ranks : iso__routes_layout(p->routes);
     for (int k = 0; k < p->config.lower_count; k++) ISO_TRY(make_lower(p, k));
     return iso_comm_agree(p->comm, make_node(p)); // the nodes have failed or not, each for itself
 }
@@ -211,6 +225,7 @@ void iso__periodic_destroy(iso__periodic *p) {
     for (int i = 0; i < ISO__PAYLOADS; i++) iso__average_destroy(&p->average[i]);
     iso_comm_destroy(&p->node);
     iso__routes_destroy(&p->routes);
+    iso_topology_destroy(&p->ranks);
     for (int k = 0; k < p->config.lower_count; k++) iso__routes_destroy(&p->lower[k]);
     iso__free(p->exchange);
     iso__free(p->span);

@@ -24,7 +24,7 @@ iso_status iso__periodic_make_average(iso__routes *routes, iso__flat size,
 
 iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out) {
     if (!p->average[payload]) {
-        iso__average_config exact = {.wire = &iso__codec_f32};
+        iso__average_config exact = {.wire = &iso__codec_f32, .each_rank = p->ranks != NULL};
         iso__flat size = iso__periodic_flat(p, 0, iso__periodic_last(p, payload));
         ISO_TRY(iso__periodic_make_average(p->routes, size, &exact, &p->average[payload]));
     }

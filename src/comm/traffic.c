@@ -113,6 +113,18 @@ iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of) {
     return ISO_OK;
 }
 
+int iso__comm_nodes(const iso_comm *comm) {
+    int nodes = 0;
+    if (!comm->node_of) return 1;
+    for (int r = 0; r < comm->size; r++) {
+        bool first = true;
+        for (int before = 0; first && before < r; before++)
+            first = comm->node_of[before] != comm->node_of[r];
+        nodes += first;
+    }
+    return nodes;
+}
+
 static iso_status find_ranks(const iso_comm *subset, const iso_comm *whole, int *rank) {
     MPI_Group some, all;
     ISO_TRY_MPI(MPI_Comm_group(subset->mpi, &some));

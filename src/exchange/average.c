@@ -90,11 +90,14 @@ static iso_status allocate_all(iso__average *a) {
     ISO_TRY(iso__alloc_zero(chunks * sizeof(*a->chunk), (void **)&a->chunk));
     ISO_TRY(allocate_buffers(a));
     ISO_TRY(allocate_copies(a));
+    ISO_TRY(iso__average_node_open(a));
     return a->config.differences ? allocate_differences(a) : allocate_mean(a);
 }
 
 static iso_status check_kind(const iso__average_config *config) {
     bool exact = config->wire == &iso__codec_f32, gossip = iso__is_gossip(config->kind);
+    ISO_CHECK(!config->each_rank || (exact && config->kind == ISO__MEAN && config->chunk == 0),
+              ISO_ERR_ARG, "arrays of each rank travel in f32, as a whole, to a mean");
     ISO_CHECK(config->kind == ISO__MEAN || config->chunk == 0, ISO_ERR_ARG,
               "gossip and models that are swapped travel as a whole, without chunks");
     ISO_CHECK(config->kind != ISO__SWAP || exact, ISO_ERR_ARG,
@@ -119,7 +122,10 @@ static iso_status choose_factor(iso__average *a) {
     bool gossip = iso__is_gossip(a->config.kind);
     ISO_CHECK(!gossip || a->layout->largest == 1, ISO_ERR_ARG,
               "gossip needs nodes of one rank each, and there are nodes of %d", a->layout->largest);
+    ISO_CHECK(!a->config.each_rank || a->layout->nodes > 1, ISO_ERR_ARG,
+              "arrays of each rank need at least two nodes");
     a->factor = gossip ? 1 : a->layout->weight * a->layout->nodes;
+    if (a->config.each_rank) a->factor = (double)a->layout->nodes / iso_comm_size(a->layout->world);
     return ISO_OK;
 }
 
@@ -157,6 +163,7 @@ static void release_buffers(iso__average *a) {
         iso__free(a->share_residual[i]);
     }
     iso__free(a->copies);
+    iso__average_node_close(a);
     iso__free(a->send);
     iso__free(a->recv);
     iso__free(a->metrics);

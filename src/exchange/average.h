@@ -5,6 +5,8 @@
 // start() copies the array. finish() returns the mean of all nodes' copies, with the same bits on
 // every rank. In between, poll() moves the exchange from phase to phase:
 //
+//   NODE     only if each rank has its own array (each_rank): every rank adds up its shard of the
+//            arrays of its node, in the order of the ranks, from an all-to-all inside the node
 //   SCATTER  every member of the leader group sends each other its share of the array (all to all)
 //            and sums what it got in the order of the nodes, in f32 (f64 elements: in f64)
 //   GATHER   the summed shares travel to all members
@@ -66,7 +68,8 @@
 
 // Every rank whose local rank is below the topology's `smallest` exchanges its shard of the array
 // over its own leader group; the node then gathers the shards. So all links of a node are used,
-// each for 1/smallest of the array. The array must be the same on all ranks of a node.
+// each for 1/smallest of the array. The array must be the same on all ranks of a node, unless
+// config.each_rank.
 #define ISO__SHARDS -1
 
 enum { ISO__METRICS = 4 };
@@ -121,6 +124,10 @@ typedef struct iso__average_config {
     // All but ISO__MEAN require chunk 0; ISO__SWAP requires f32, and gossip f32 or differences. For
     // gossip, every rank must be a node of its own.
     iso__average_kind kind;
+    // The ranks of a node have arrays of their own, and the mean is that of all ranks: every rank
+    // first adds up its shard of its node's arrays (NODE). Requires ISO__MEAN, f32, no chunks,
+    // ISO__SHARDS and at least two nodes.
+    bool each_rank;
     // Ranks start exchanges at different places among their other collectives, so ISO_DEBUG=detail
     // does not compare them.
     bool unordered;
@@ -147,7 +154,7 @@ iso_status iso__average_start(iso__average *average, const float *values, int gr
 iso_status iso__average_poll(iso__average *average);
 // Local. How far the exchange under way has come: 0 if there is none; more with every phase;
 // ISO__AVERAGE_ARRIVED if finish() would not wait.
-enum { ISO__AVERAGE_ARRIVED = 5 };
+enum { ISO__AVERAGE_ARRIVED = 6 };
 int iso__average_progress(const iso__average *average);
 // Waits until the exchange under way has come that far.
 iso_status iso__average_reach(iso__average *average, int progress);

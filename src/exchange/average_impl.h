@@ -39,6 +39,7 @@ typedef struct iso__average_chunk {
 
 typedef enum iso__average_phase {
     ISO__AVERAGE_IDLE,
+    ISO__AVERAGE_NODE, // only where each rank has its own array
     ISO__AVERAGE_SCATTER,
     ISO__AVERAGE_GATHER,
     ISO__AVERAGE_SPREAD,
@@ -75,6 +76,9 @@ struct iso__average {
     bool with_copies;     // gossip sends differences from copies; `config` then has no differences
     float *copies;        // see average_gossip.c; NULL: there are none
     iso_request **spread; // one for each shard and type
+    // Where each rank has its own array: it, and the node's arrays in this rank's shard.
+    char *own[ISO__AVERAGE_TYPES], *others[ISO__AVERAGE_TYPES];
+    iso_request *inside[ISO__AVERAGE_TYPES];
 
     // The exchange under way.
     const iso_topology *route; // its communicators
@@ -120,6 +124,27 @@ size_t iso__average_at(const iso__average *a, iso__average_type type);
 // The elements of a type in the shard of local rank l, with ISO__SHARDS.
 iso__average_range iso__average_shard(const iso__average *a, iso__average_type type, int l);
 bool iso__average_has_reference(const iso__average *a);
+
+// ---- average_fail.c ----------------------------------------------------------------------------------
+
+// A rank that has failed takes part in all phases, so that no rank waits for it. The verdict
+// reports the failure. note: ISO_CAUSE_MPI if status is an error.
+void iso__average_fail(iso__average *a, iso__average_cause cause);
+void iso__average_note(iso__average *a, iso_status status);
+// Returns ISO_OK once the request is over. A time-out, after which the request can be waited for
+// again, is returned; any other failure is left to the verdict.
+iso_status iso__average_settle(iso__average *a, iso_request **request, bool wait);
+// Counts `bytes` sent from this rank to each other rank of comm.
+void iso__average_count(iso__average *a, const iso_comm *comm, size_t bytes);
+
+// ---- average_node.c ----------------------------------------------------------------------------------
+
+// For config.each_rank. Adds up this rank's shard of the node's arrays. finish puts it at its place
+// in the flat array `sums`.
+iso_status iso__average_node_open(iso__average *a);
+void iso__average_node_close(iso__average *a);
+void iso__average_node_send(iso__average *a, const float *values);
+iso_status iso__average_node_finish(iso__average *a, bool wait, float *sums);
 
 // ---- average_gossip.c --------------------------------------------------------------------------------
 

@@ -9,33 +9,6 @@
 #include <math.h>
 #include <string.h>
 
-// ---- Failure --------------------------------------------------------------------------------------
-
-// A rank that has failed takes part in all phases, so that no rank waits for it. The verdict
-// reports the failure.
-static void note_failure(iso__average *a, iso__average_cause cause) {
-    if (a->cause != ISO_CAUSE_NONE) return;
-    a->cause = cause;
-    if (cause == ISO_CAUSE_MPI) memcpy(a->message, iso_last_error()->message, sizeof(a->message));
-}
-
-// Returns ISO_OK once the request is over. A time-out, after which the request can be waited for
-// again, is returned; any other failure is left to the verdict.
-static iso_status settle_request(iso__average *a, iso_request **request, bool wait) {
-    if (!*request) return ISO_OK;
-    int64_t done = 0;
-    iso_status status =
-        wait ? iso__request_finish(request, &done) : iso__request_test(request, &done);
-    if (status == ISO_OK) a->back_ns = done;
-    if (status >= 0 || *request) return status;
-    note_failure(a, ISO_CAUSE_MPI);
-    return ISO_OK;
-}
-
-static void note_posted(iso__average *a, iso_status status) {
-    if (status < 0) note_failure(a, ISO_CAUSE_MPI);
-}
-
 // ---- Scatter --------------------------------------------------------------------------------------
 
 static bool is_swap(const iso__average *a) { return a->config.kind == ISO__SWAP; }
@@ -61,14 +34,6 @@ static char *block_of(const iso__average *a, char *buffer, const iso__average_ch
 static void *elements_of(const iso__average *a, const iso__average_chunk *c, const float *array) {
     size_t size = c->type == ISO__AVERAGE_F64 ? sizeof(double) : sizeof(float);
     return (char *)(uintptr_t)array + iso__average_at(a, c->type) + c->first * size;
-}
-
-// Counts `bytes` sent from this rank to each other rank of comm.
-static void count_blocks(iso__average *a, const iso_comm *comm, size_t bytes) {
-    iso_traffic sent = {0};
-    iso__count_blocks(&sent, comm, bytes);
-    a->stats.bytes_sent += sent.bytes_sent;
-    a->stats.bytes_between_nodes += sent.bytes_between_nodes;
 }
 
 static bool encode_chunk(iso__average *a, const iso__average_chunk *c, const float *values,
@@ -119,7 +84,7 @@ static void send_to_peer(iso__average *a, iso__average_chunk *c) {
                        .to = with.to,
                        .from = with.from};
     const char *name = is_swap(a) ? "exchange of models" : "mean over nodes (gossip)";
-    note_posted(a, iso__comm_imessages(a->leaders, &m, name, &c->sent, &c->request));
+    iso__average_note(a, iso__comm_imessages(a->leaders, &m, name, &c->sent, &c->request));
     iso__count_message(&sent, a->leaders, m.to, m.bytes);
     a->stats.bytes_sent += sent.bytes_sent;
     a->stats.bytes_between_nodes += sent.bytes_between_nodes;
@@ -133,7 +98,7 @@ static void send_chunk(iso__average *a, iso__average_chunk *c, const float *valu
     char *to = block_of(a, a->send, c, 0);
     if (!encode_chunk(a, c, values, to)) {
         bool finite = all_finite(a, c, values);
-        note_failure(a, finite ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
+        iso__average_fail(a, finite ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
         well = 0;
     }
     memset(to + well, 0, all - well);
@@ -141,9 +106,13 @@ static void send_chunk(iso__average *a, iso__average_chunk *c, const float *valu
         send_to_peer(a, c);
         return;
     }
-    note_posted(a, iso__comm_ialltoall(a->leaders, to, block_of(a, a->recv, c, 0), block,
-                                       "mean over nodes (scatter)", &c->request));
-    count_blocks(a, a->leaders, block);
+    iso__average_note(a, iso__comm_ialltoall(a->leaders, to, block_of(a, a->recv, c, 0), block,
+                                             "mean over nodes (scatter)", &c->request));
+    iso__average_count(a, a->leaders, block);
+}
+
+static void send_chunks(iso__average *a, const float *values) {
+    for (int i = 0; i < a->chunk_count; i++) send_chunk(a, &a->chunk[i], values);
 }
 
 // ---- Gather ---------------------------------------------------------------------------------------
@@ -164,26 +133,32 @@ static void mix_chunk(iso__average *a, const iso__average_chunk *c) {
     bool finite = has_copies(a, c)
                       ? iso__average_mix_copies(a, sent, received)
                       : iso__average_mix(c->type == ISO__AVERAGE_F64, c->block, sent, received);
-    if (!finite) note_failure(a, ISO_CAUSE_RANGE);
+    if (!finite) iso__average_fail(a, ISO_CAUSE_RANGE);
 }
 
 static void send_share(iso__average *a, iso__average_chunk *c) {
     size_t bytes = chunk_bytes(a, c, c->block);
     char *to = block_of(a, a->send, c, a->layout->node_index);
     if (!sum_chunk(a, c, to)) {
-        note_failure(a, ISO_CAUSE_RANGE);
+        iso__average_fail(a, ISO_CAUSE_RANGE);
         memset(to, 0, bytes);
     }
-    note_posted(a, iso__comm_iallgather(a->leaders, block_of(a, a->send, c, 0), bytes,
-                                        "mean over nodes (gather)", &c->request));
-    count_blocks(a, a->leaders, bytes);
+    iso__average_note(a, iso__comm_iallgather(a->leaders, block_of(a, a->send, c, 0), bytes,
+                                              "mean over nodes (gather)", &c->request));
+    iso__average_count(a, a->leaders, bytes);
+}
+
+static float *node_sums(const iso__average *a) { return a->mean[1 - a->current]; }
+
+static iso_status finish_node(iso__average *a, bool wait) {
+    return iso__average_node_finish(a, wait, node_sums(a));
 }
 
 static iso_status finish_scatter(iso__average *a, bool wait) {
     for (; a->at < a->chunk_count; a->at++) {
         iso__average_chunk *c = &a->chunk[a->at];
-        iso_status status = settle_request(a, &c->request, wait);
-        if (status == ISO_OK) status = settle_request(a, &c->sent, wait);
+        iso_status status = iso__average_settle(a, &c->request, wait);
+        if (status == ISO_OK) status = iso__average_settle(a, &c->sent, wait);
         if (status != ISO_OK) return status;
         if (iso__is_gossip(a->config.kind)) mix_chunk(a, c);
         if (!iso__average_has_peer(a)) send_share(a, c);
@@ -206,12 +181,13 @@ static bool decode_chunk(iso__average *a, const iso__average_chunk *c) {
 
 // What came of copies is there already.
 static void read_chunk(iso__average *a, const iso__average_chunk *c) {
-    if (!in_place(a) && !has_copies(a, c) && !decode_chunk(a, c)) note_failure(a, ISO_CAUSE_RANGE);
+    if (!in_place(a) && !has_copies(a, c) && !decode_chunk(a, c))
+        iso__average_fail(a, ISO_CAUSE_RANGE);
 }
 
 static iso_status finish_gather(iso__average *a, bool wait) {
     for (; a->at < a->chunk_count; a->at++) {
-        iso_status status = settle_request(a, &a->chunk[a->at].request, wait);
+        iso_status status = iso__average_settle(a, &a->chunk[a->at].request, wait);
         if (status != ISO_OK) return status;
         read_chunk(a, &a->chunk[a->at]);
     }
@@ -231,9 +207,9 @@ static void spread_shard(iso__average *a, iso__average_type type, int l) {
     if (shard.count == 0) return;
     char *at = (char *)a->result + iso__average_at(a, type) + shard.first * size;
     size_t bytes = iso__round_up(shard.count, ISO__AVERAGE_UNIT) * size;
-    note_posted(a, iso__comm_ibcast(t->node, at, bytes, l, "mean over nodes (spread)",
-                                    &a->spread[l * ISO__AVERAGE_TYPES + (int)type]));
-    if (l == t->local_rank) count_blocks(a, t->node, bytes);
+    iso__average_note(a, iso__comm_ibcast(t->node, at, bytes, l, "mean over nodes (spread)",
+                                          &a->spread[l * ISO__AVERAGE_TYPES + (int)type]));
+    if (l == t->local_rank) iso__average_count(a, t->node, bytes);
 }
 
 static void post_spread(iso__average *a) {
@@ -245,7 +221,7 @@ static void post_spread(iso__average *a) {
 
 static iso_status finish_spread(iso__average *a, bool wait) {
     for (; a->at < a->layout->smallest * ISO__AVERAGE_TYPES; a->at++) {
-        iso_status status = settle_request(a, &a->spread[a->at], wait);
+        iso_status status = iso__average_settle(a, &a->spread[a->at], wait);
         if (status != ISO_OK) return status;
     }
     return ISO_OK;
@@ -267,12 +243,12 @@ static void post_verdict(iso__average *a) {
         iso_trace_span(ISO_LANE_EXCHANGE, "mean over nodes", a->start_ns, a->back_ns);
     iso_comm *all = iso__routes_all(a->routes, a->route);
     int count = (int)iso__comm_reduction_room(all, 1 + ISO__METRICS);
-    note_posted(a, iso__comm_iallreduce_max(all, a->metrics, count, "mean over nodes (verdict)",
-                                            &a->verdict));
+    iso__average_note(a, iso__comm_iallreduce_max(all, a->metrics, count,
+                                                  "mean over nodes (verdict)", &a->verdict));
 }
 
 static iso_status finish_verdict(iso__average *a, bool wait) {
-    iso_status status = settle_request(a, &a->verdict, wait);
+    iso_status status = iso__average_settle(a, &a->verdict, wait);
     if (status != ISO_OK) return status;
     double own = own_verdict(a); // the reduction itself may have failed
     if (own > a->metrics[0]) a->metrics[0] = own;
@@ -305,7 +281,8 @@ _Static_assert((int)ISO__AVERAGE_ARRIVED == (int)ISO__AVERAGE_DONE, "what the he
 // Runs phases until one is not complete. Waits for those before `awaited`.
 static iso_status advance_phases(iso__average *a, iso__average_phase awaited) {
     typedef iso_status (*phase_of)(iso__average *, bool);
-    static const phase_of complete[ISO__AVERAGE_PHASES] = {[ISO__AVERAGE_SCATTER] = finish_scatter,
+    static const phase_of complete[ISO__AVERAGE_PHASES] = {[ISO__AVERAGE_NODE] = finish_node,
+                                                           [ISO__AVERAGE_SCATTER] = finish_scatter,
                                                            [ISO__AVERAGE_GATHER] = finish_gather,
                                                            [ISO__AVERAGE_SPREAD] = finish_spread,
                                                            [ISO__AVERAGE_VERDICT] = finish_verdict};
@@ -315,6 +292,7 @@ static iso_status advance_phases(iso__average *a, iso__average_phase awaited) {
         if (status != ISO_OK) return status;
         a->at = 0;
         a->phase++;
+        if (a->phase == ISO__AVERAGE_SCATTER) send_chunks(a, node_sums(a));
         if (a->phase == ISO__AVERAGE_SPREAD) post_spread(a);
         if (a->phase == ISO__AVERAGE_VERDICT) post_verdict(a);
     }
@@ -361,7 +339,7 @@ static void begin_phases(iso__average *a, int group, const double metrics[ISO__M
     choose_shard(a);
     choose_result(a);
     iso__average_lay_out(a);
-    a->phase = ISO__AVERAGE_SCATTER;
+    a->phase = a->config.each_rank ? ISO__AVERAGE_NODE : ISO__AVERAGE_SCATTER;
     a->at = 0;
     a->start_ns = a->back_ns = iso_now();
 }
@@ -376,7 +354,7 @@ static void copy_values(iso__average *a, const float *values) {
                iso__flat_bytes((iso__flat){a->count, a->size[ISO__AVERAGE_F64]}));
     else if (is_member(a) && (!iso__codec_f32.encode(a->count, values, 1, a->result) ||
                               !iso__f64_decode(a->size[ISO__AVERAGE_F64], from, to)))
-        note_failure(a, ISO_CAUSE_VALUES);
+        iso__average_fail(a, ISO_CAUSE_VALUES);
     a->chunk_count = 0;
 }
 
@@ -386,6 +364,8 @@ iso_status iso__average_start(iso__average *a, const float *values, int group,
               "a mean over nodes is under way: finish it before starting another");
     ISO_CHECK(group >= ISO__SHARDS && group < a->layout->groups, ISO_ERR_ARG,
               "there is no leader group %d: there are %d", group, a->layout->groups);
+    ISO_CHECK(!a->config.each_rank || group == ISO__SHARDS, ISO_ERR_ARG,
+              "arrays of each rank travel over all leader groups, not over group %d alone", group);
     ISO_CHECK(!a->config.differences || group == ISO__SHARDS, ISO_ERR_ARG,
               "differences travel over all leader groups, not over group %d alone: its members "
               "alone would know the last mean",
@@ -399,9 +379,13 @@ iso_status iso__average_start(iso__average *a, const float *values, int group,
     begin_phases(a, group, metrics);
     if (iso__profiler_on()) a->range = iso__profiler_start(ISO_LANE_EXCHANGE, "mean over nodes");
     if (a->layout->nodes == 1) copy_values(a, values);
-    for (int i = 0; i < a->chunk_count; i++) send_chunk(a, &a->chunk[i], values);
+    if (a->config.each_rank)
+        iso__average_node_send(a, values);
+    else
+        send_chunks(a, values);
     // Do not test yet: no message is complete, and in shared memory the test would copy the data.
-    iso_status status = a->chunk_count == 0 ? advance_phases(a, ISO__AVERAGE_IDLE) : ISO_OK;
+    bool empty = a->chunk_count == 0 && !a->config.each_rank;
+    iso_status status = empty ? advance_phases(a, ISO__AVERAGE_IDLE) : ISO_OK;
     a->stats.work_ms += (double)(iso_now() - a->start_ns) * 1e-6;
     ISO_TRY(status);
     return ISO_OK;

@@ -3,9 +3,11 @@
 libiso_core_la_SOURCES += \
     src/exchange/average.c \
     src/exchange/average.h \
+    src/exchange/average_fail.c \
     src/exchange/average_gossip.c \
     src/exchange/average_impl.h \
     src/exchange/average_layout.c \
+    src/exchange/average_node.c \
     src/exchange/average_phases.c \
     src/exchange/coder.c \
     src/exchange/coder.h \
