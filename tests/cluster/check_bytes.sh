@@ -91,6 +91,8 @@ if [ "${1:-}" = --head ]; then # directory, hosts
         case_of "$2" 2 4 "--sync lazy --zero"
         case_of "$2" 2 4 "--sync daso --wire bf16 --period 4 --wait 2"
         case_of "$2" 2 3 "--sync daso --wire int8 --period 4 --wait 2"
+        case_of "$2" 2 4 "--sync localsgd --period 4" # likewise
+        case_of "$2" 2 3 "--sync diloco --period 4"
     fi
     exit
 fi
@@ -112,7 +114,7 @@ for part in train t10k; do
     images 1024 28 >"$work/data/$part-images-idx3-ubyte"
     labels 1024 >"$work/data/$part-labels-idx1-ubyte"
 done
-echo "1..60"
+echo "1..62"
 for hosts in 2 3 4; do
     sh "$here/with_cluster.sh" -n $hosts -r none -t 450 -- sh "$0" --head "$work" $hosts
 done
