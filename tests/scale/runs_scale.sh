@@ -34,9 +34,12 @@ run() { # sync, settings, ranks, ranks per host, Mbit/s, steps, warm-up
     work_ns=$(sed -n "s/^$sync //p" "$tables/work")
     [ -z "$work_ns" ] || set -- "$@" --work-ns "$work_ns"
     [ "$settings" = - ] || set -- "$@" --set "$settings"
-    # Shared memory holds no values, which daso refuses to send as bf16.
+    # Shared memory holds no values: daso refuses to send them as bf16, and sums inside nodes become infinite.
     shared=1000000
-    [ "$sync" != daso ] || shared=0
+    case $sync in
+    daso) shared=0 ;;
+    localsgd | diloco) [ "$host_ranks" = 1 ] || shared=0 ;;
+    esac
     # Faster adapters than those of the measurements are taken to move bytes without a core.
     cp "$here/costs" "$work/costs"
     [ "$rate" -le 1000 ] || echo "byte_ns=0" >>"$work/costs"
