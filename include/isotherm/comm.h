@@ -143,8 +143,8 @@ iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what
 // An all-reduce of n bytes over P ranks counts 2 (P - 1) n bytes in all. MPI decides which rank
 // sends how much, so each rank counts a share, and only the sum over all ranks is meaningful. If
 // Open MPI's algorithm moves more, more is counted. Rabenseifner's algorithm moves 5/2 n instead of
-// 2 n for each rank beyond a power of two, so 9/2 n instead of 4 n with three ranks. Sums of
-// gradients over so few ranks use pairwise exchange (see ISO_IALLREDUCE), which moves 4 n.
+// 2 n for each rank beyond a power of two, so 9/2 n instead of 4 n with three ranks. Where sums of
+// gradients use pairwise exchange instead (see ISO_IALLREDUCE), they move 2 (P - 1) n.
 // Recursive doubling moves n per rank and round. The bytes between nodes follow from the placement
 // of the ranks; for an MPI library that does not report its algorithm, a ring is assumed.
 //

@@ -71,7 +71,7 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                             "that yourself: 0 automatic, "
                             "1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling, 5 "
                             "Rabenseifner, but pairwise exchange of gradients between 3, 5 to 7 and "
-                            "9 to 15 ranks",
+                            "9 to 15 hosts",
                             .high = 5, .whole = true, .alike = true},
     [ISO_ENV_CPU_KERNELS] = {"ISO_CPU_KERNELS", "best available",
                              "CPU kernels: onednn, cblas, reference (plain C)",

@@ -139,13 +139,37 @@ static int chunks_at_once(const iso__channel *c,
     return (size_t)count > most ? (int)most : count;
 }
 
+// If all chunks can be under way together, each has a place of its own.
+static iso_status create_pairwise(iso__channel *c, int count, size_t longest) {
+    size_t total = 0;
+    void *bytes;
+    for (int k = 0; k < c->chunk_count; k++) total += c->chunk[k].bytes;
+    bool fixed = total <= c->window;
+    if (fixed) count = c->chunk_count;
+    ISO_TRY(iso__alloc((size_t)count * sizeof(size_t), &bytes));
+    for (int k = 0; k < count; k++) {
+        bool sum = !fixed || is_sum_by_messages(c, &c->item[c->chunk[k].item]);
+        ((size_t *)bytes)[k] = !sum ? 0 : fixed ? c->chunk[k].bytes : longest;
+    }
+    iso__pairwise_config config = {.rank = c->comm->rank,
+                                   .size = c->comm->size,
+                                   .count = count,
+                                   .bytes = bytes,
+                                   .fixed = fixed};
+    iso_status status = iso__pairwise_create(c->comm->engine, &config, &c->pairwise);
+    iso__free(bytes);
+    return status;
+}
+
 static iso_status make_pairwise(iso__channel *c) {
     size_t longest;
+    unsigned turn = c->pairwise ? c->pairwise->turn : 0; // a rank may set a plan once more
     iso__pairwise_destroy(&c->pairwise);
     int count = c->sums_pairwise ? chunks_at_once(c, is_sum_by_messages, &longest) : 0;
     if (count == 0) return ISO_OK;
-    return iso__pairwise_create(c->comm->engine, c->comm->rank, c->comm->size, count, longest,
-                                &c->pairwise);
+    ISO_TRY(create_pairwise(c, count, longest));
+    c->pairwise->turn = turn;
+    return ISO_OK;
 }
 
 static iso_status make_cells(iso__channel *c) {
@@ -274,6 +298,13 @@ static void open_stream(iso__channel *c) {
     pthread_mutex_unlock(&comm->engine->lock);
 }
 
+// MPI's all-reduce adds ranks of a node first, so that pairwise exchange may send more between
+// nodes.
+static bool sums_pairwise(const iso_comm *comm) {
+    bool fewer = !comm->node_of || comm->pairwise_between <= comm->sum_between;
+    return fewer && iso__pairwise_is_best(comm->engine, comm->size);
+}
+
 iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, int count,
                                size_t chunk_bytes, size_t window, iso__channel **out) {
     iso__channel *c = NULL;
@@ -283,7 +314,7 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
         c->comm = iso_comm_retain(comm);
         c->mpi = MPI_COMM_NULL;
         c->queue = iso__comm_take_queue(comm); // first: both decide how items are exchanged
-        c->sums_pairwise = iso__pairwise_is_best(comm->engine, comm->size);
+        c->sums_pairwise = sums_pairwise(comm);
         status = take_items(c, given, count, chunk_bytes, window);
     }
     ISO_TRY_GOTO(iso_comm_agree(comm, status));
@@ -346,9 +377,9 @@ bool iso__channel_destroy(iso__channel **pointer) {
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (!finalized && c->mpi != MPI_COMM_NULL) MPI_Comm_free(&c->mpi);
+    iso__pairwise_destroy(&c->pairwise);
     iso_comm_destroy(&c->comm);
     free_cells(c);
-    iso__pairwise_destroy(&c->pairwise);
     iso__free(c->chunk);
     iso__free(c->item);
     iso__free(c);

@@ -32,7 +32,7 @@ static bool may_post(const iso__channel *c) {
     if (c->in_flight > 0 && (c->in_flight > c->window || p->bytes > c->window - c->in_flight))
         return false;
     if (iso__channel_ops(c, m) == &iso__collective_pairwise)
-        return iso__pairwise_has_room(c->pairwise);
+        return iso__pairwise_has_room(c->pairwise, c->next);
     return !iso__channel_uses_cells(c, m) || free_cell(c);
 }
 

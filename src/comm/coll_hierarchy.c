@@ -3,13 +3,14 @@
 // rank on each, however many ranks a node has and wherever they are in the communicator.
 //
 // Rank k of a node adds up slice k of its node's data (coll_shm.c), sums the slice with rank k of
-// the other nodes by an all-reduce, and copies the sum into the memory of the node's other ranks.
-// If nodes have different numbers of ranks, there are as many slices as the smallest node has
-// ranks. An exchange is complete when the boards count it for all ranks of the node.
+// the other nodes by an all-reduce or pairwise exchange, and copies the sum into the memory of the
+// node's other ranks. If nodes have different numbers of ranks, there are as many slices as the
+// smallest node has ranks. An exchange is complete when the boards count it for all ranks of the
+// node.
 //
 // All ranks issue exchanges in the same order. A rank sums and sends its slices in this order as
-// soon as all ranks of its node have issued an exchange, so all-reduces match. A rank's slice needs
-// its own calls of MPI, so no rank can wait for it unless a helper thread makes them.
+// soon as all ranks of its node have issued an exchange, so its messages match. A rank's slice
+// needs its own calls of MPI, so no rank can wait for it unless a helper thread makes them.
 #include "comm/hierarchy.h"
 
 #include "comm/channel_impl.h"
@@ -82,7 +83,7 @@ static int post_piece(const iso__hierarchy *h, iso_request *request, size_t coun
 
 // Sends the piece of a slice that is summed in the node.
 static void send_piece(iso__hierarchy *h, iso_request *request, size_t count) {
-    int rc = h->pairwise ? iso__pairwise_post(h->pairwise, request, count, h->across)
+    int rc = h->pairwise ? iso__pairwise_post(h->pairwise, 0, request, count, h->across)
                          : post_piece(h, request, count);
     request->next += count * sizeof(float);
     request->left -= count;
@@ -98,7 +99,7 @@ static bool sum_next(iso__hierarchy *h, iso__engine *engine) {
     iso_request *request = h->summing;
     if (!request || (h->shared && !iso__shared_all_posted(h->shared, request))) return false;
     size_t count = next_piece(request->left);
-    if (count > 0 && !iso__pairwise_has_room(h->pairwise)) return false;
+    if (count > 0 && !iso__pairwise_has_room(h->pairwise, 0)) return false;
     if (count > 0 && h->shared) {
         int own = h->node->rank;
         size_t offset = (size_t)(request->next - iso__shared_data(h->shared, own));

@@ -123,10 +123,13 @@ static void choose_algorithm(bool may_set, char *text, size_t room) {
 }
 #endif
 
-bool iso__pairwise_is_wanted(void) {
+// It has the bits of Rabenseifner's algorithm, so it may also take its place if the user has set
+// that.
+bool iso__pairwise_is_wanted(int number) {
     double wanted = PAIRWISE;
-    return iso__env_number(ISO_ENV_IALLREDUCE, PAIRWISE, &wanted) >= 0 && wanted == PAIRWISE &&
-           !getenv("OMPI_MCA_" ALGORITHM_VARIABLE);
+    bool same = number == 0 || number == 3;
+    return same && iso__env_number(ISO_ENV_IALLREDUCE, PAIRWISE, &wanted) >= 0 &&
+           wanted == PAIRWISE;
 }
 
 // The user may have set the algorithm by number or by name.

@@ -158,14 +158,15 @@ static bool advance_sums(iso__engine *engine) {
 
 // ---- Post -----------------------------------------------------------------------------------------
 
-static iso__pairwise_sum *free_sum(const iso__pairwise *pairwise) {
-    for (int i = 0; pairwise && i < pairwise->count; i++)
+static iso__pairwise_sum *free_sum(const iso__pairwise *pairwise, int place) {
+    int first = pairwise->fixed ? place : 0, end = pairwise->fixed ? place + 1 : pairwise->count;
+    for (int i = first; i < end; i++)
         if (!pairwise->sum[i].taken) return &pairwise->sum[i];
     return NULL;
 }
 
-bool iso__pairwise_has_room(const iso__pairwise *pairwise) {
-    return !pairwise || free_sum(pairwise);
+bool iso__pairwise_has_room(const iso__pairwise *pairwise, int place) {
+    return !pairwise || free_sum(pairwise, place);
 }
 
 bool iso__pairwise_is_in_use(const iso__pairwise *pairwise) {
@@ -174,8 +175,9 @@ bool iso__pairwise_is_in_use(const iso__pairwise *pairwise) {
     return false;
 }
 
-int iso__pairwise_post(iso__pairwise *pairwise, iso_request *request, size_t count, MPI_Comm mpi) {
-    iso__pairwise_sum *s = free_sum(pairwise);
+int iso__pairwise_post(iso__pairwise *pairwise, int place, iso_request *request, size_t count,
+                       MPI_Comm mpi) {
+    iso__pairwise_sum *s = free_sum(pairwise, place);
     s->request = request;
     s->mpi = mpi;
     s->data = request->next;
@@ -197,7 +199,8 @@ int iso__pairwise_post(iso__pairwise *pairwise, iso_request *request, size_t cou
 
 static iso_status post_chunk(iso_request *request) {
     iso__pairwise *pairwise = request->channel->pairwise;
-    int rc = iso__pairwise_post(pairwise, request, request->left, request->mpi);
+    int rc =
+        iso__pairwise_post(pairwise, request->channel_chunk, request, request->left, request->mpi);
     ISO_TRY_MPI_CODE(rc, "a sum by pairwise exchange");
     request->left = 0;
     return ISO_OK;
@@ -207,25 +210,38 @@ const iso__collective_ops iso__collective_pairwise = {.post = post_chunk, .progr
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-static iso_status make_blocks(iso__pairwise *p, int count, size_t bytes) {
-    size_t ranks = (size_t)p->size, each = bytes / ranks + 2 * SLICE_UNIT * sizeof(double);
+static iso_status make_blocks(iso__pairwise *p, const size_t *bytes, int count) {
+    size_t ranks = (size_t)p->size;
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*p->sum), (void **)&p->sum));
     ISO_TRY(iso__alloc_zero(ranks * sizeof(*p->block), (void **)&p->block));
     p->count = count;
     for (int i = 0; i < count; i++) {
+        size_t each = bytes[i] / ranks + 2 * SLICE_UNIT * sizeof(double);
         p->sum[i].pool = p;
+        if (bytes[i] == 0) continue;
         ISO_TRY(iso__alloc((ranks - 1) * each, (void **)&p->sum[i].blocks));
+        p->promised += 2 * (p->size - 1);
     }
     return ISO_OK;
 }
 
-iso_status iso__pairwise_create(iso__engine *engine, int rank, int size, int count, size_t bytes,
+static iso_status promise_messages(iso__pairwise *p) {
+    pthread_mutex_lock(&p->engine->lock);
+    iso_status status = iso__engine_promise(p->engine, p->promised);
+    pthread_mutex_unlock(&p->engine->lock);
+    return status;
+}
+
+iso_status iso__pairwise_create(iso__engine *engine, const iso__pairwise_config *config,
                                 iso__pairwise **out) {
     iso__pairwise *p;
     *out = NULL;
     ISO_TRY(iso__alloc_zero(sizeof(*p), (void **)&p));
-    *p = (iso__pairwise){.engine = engine, .rank = rank, .size = size};
-    iso_status status = make_blocks(p, count, bytes);
+    *p = (iso__pairwise){
+        .engine = engine, .rank = config->rank, .size = config->size, .fixed = config->fixed};
+    iso_status status = make_blocks(p, config->bytes, config->count);
+    if (status < 0) p->promised = 0;
+    if (status == ISO_OK) status = promise_messages(p);
     if (status < 0) iso__pairwise_destroy(&p);
     ISO_TRY(status);
     *out = p;
@@ -236,6 +252,9 @@ void iso__pairwise_destroy(iso__pairwise **pointer) {
     iso__pairwise *p = *pointer;
     *pointer = NULL;
     if (!p) return;
+    pthread_mutex_lock(&p->engine->lock);
+    iso__engine_take_back(p->engine, p->promised);
+    pthread_mutex_unlock(&p->engine->lock);
     for (int i = 0; i < p->count; i++) iso__free(p->sum[i].blocks);
     iso__free(p->block);
     iso__free(p->sum);

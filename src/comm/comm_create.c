@@ -55,13 +55,13 @@ static iso_status choose_algorithm(iso_comm *comm, int *number) {
     ISO_TRY(judge_setting(comm, &may_set));
     if (!engine) {
         *number = iso__choose_algorithm(may_set, unused, sizeof(unused));
-        *number += iso__pairwise_is_wanted() ? WITH_PAIRWISE : 0;
+        *number += iso__pairwise_is_wanted(*number) ? WITH_PAIRWISE : 0;
         return ISO_OK;
     }
     if (!engine->algorithm[0] || may_set) {
         engine->algorithm_number =
             iso__choose_algorithm(may_set, engine->algorithm, sizeof(engine->algorithm));
-        engine->pairwise = iso__pairwise_is_wanted();
+        engine->pairwise = iso__pairwise_is_wanted(engine->algorithm_number);
     }
     log_choices(comm, atomic_load(&chosen_for_job));
     iso__debug_environment();
@@ -163,7 +163,8 @@ static iso_status compare_algorithms(iso_comm *comm, int own) {
     return ISO_FAIL(
         ISO_ERR_MPI,
         "the ranks sum by different all-reduce algorithms, of numbers from %d to %d (10 "
-        "more: with pairwise exchange): MPI could not set it on some of them",
+        "more: with pairwise exchange): ISO_IALLREDUCE differs, or MPI could not set it on some of "
+        "them",
         (int)ends[0], (int)-ends[1]);
 }
 

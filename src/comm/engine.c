@@ -34,12 +34,11 @@ iso_status iso__request_reserve(iso__engine *engine, int more) {
         request->next_in_line = engine->free_list;
         engine->free_list = request;
     }
-    engine->promised += more;
-    return iso__engine_reserve(engine, engine->promised);
+    return iso__engine_promise(engine, more);
 }
 
 void iso__request_unreserve(iso__engine *engine, int count) {
-    engine->promised -= count;
+    iso__engine_take_back(engine, count);
     for (; count > 0 && engine->free_list; count--) {
         iso_request *request = engine->free_list;
         engine->free_list = request->next_in_line;
@@ -112,6 +111,11 @@ iso_status iso__engine_reserve(iso__engine *engine, int more) {
     return ISO_OK;
 }
 
+iso_status iso__engine_promise(iso__engine *engine, int more) {
+    engine->promised += more;
+    return iso__engine_reserve(engine, engine->promised);
+}
+
 void iso__engine_adapt(iso__engine *engine, int64_t began_ns, bool done) {
     // A wait right after the issue (the last bucket of a backward, blocking mode) finds nothing
     // complete, however short the sleep is, so it teaches nothing.
@@ -124,6 +128,6 @@ void iso__engine_adapt(iso__engine *engine, int64_t began_ns, bool done) {
 }
 
 void iso__engine_kick(iso__engine *engine) {
-    if (engine->thread_runs && engine->oldest && engine->waiters == 0)
-        pthread_cond_signal(&engine->wake);
+    bool work = engine->oldest || engine->in_flight > 0;
+    if (engine->thread_runs && work && engine->waiters == 0) pthread_cond_signal(&engine->wake);
 }

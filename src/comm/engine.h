@@ -40,15 +40,15 @@ typedef struct iso__engine {
     iso__owner *owner;
     int *completed;
     MPI_Status *statuses;
-    iso_request *oldest, *newest;               // everything that is not complete
-    uint64_t completions;                       // of requests, so far
-    iso__shared *shared;                        // all memory that is shared with other ranks
-    struct iso__channel *channels;              // all channels
-    struct iso__hierarchy *hierarchies;         // of channels, hierarchy.h
-    struct iso__pairwise_sum *stages_done;      // pairwise.h: whose messages are complete
+    iso_request *oldest, *newest;       // everything that is not complete
+    uint64_t completions;               // of requests, so far
+    iso__shared *shared;                // all memory that is shared with other ranks
+    struct iso__channel *channels;      // all channels
+    struct iso__hierarchy *hierarchies; // of channels, hierarchy.h
+    struct iso__pairwise_sum *stages_done, *last_stage_done; // pairwise.h: messages are complete
     iso_request *chunks_done, *last_chunk_done; // of channels: complete, but not finished yet
     iso_request *free_list;
-    int promised;             // requests that iso__request_reserve has made room for
+    int promised;             // MPI requests that there is room for, whatever else is in flight
     MPI_Op sum_bf16, sum_f16; // sum16.c
     // Of stall.h: all watches, ISO_STALL_WARN, how often the helper beats (0: never), and when this
     // process last did.
@@ -60,6 +60,11 @@ typedef struct iso__engine {
 // ---- engine.c ----
 // With the lock held: makes room for `more` further MPI requests.
 iso_status iso__engine_reserve(iso__engine *engine, int more);
+// With the lock held: makes room for `more` MPI requests for good, until they are taken back.
+iso_status iso__engine_promise(iso__engine *engine, int more);
+static inline void iso__engine_take_back(iso__engine *engine, int count) {
+    engine->promised -= count;
+}
 // With the lock held: wakes the helper if there is work and no thread waits.
 void iso__engine_kick(iso__engine *engine);
 // With the lock held: adapts the helper's sleep when a wait begins for an exchange that started at

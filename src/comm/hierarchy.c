@@ -24,8 +24,8 @@ static iso_status measure_cost(iso__hierarchy *h) {
     for (int n = 0; n < h->nodes; n++) node_of[n] = n;
     const iso__engine *engine = h->world->engine;
     bool pairwise = iso__pairwise_is_best(engine, h->nodes);
-    h->cost = iso__sum_cost_of(pairwise ? ISO_SUM_PAIRWISE : engine->algorithm_number, node_of,
-                               h->nodes);
+    h->cost =
+        iso__sum_cost_of(pairwise ? ISO_SUM_PAIRWISE : engine->algorithm_number, node_of, h->nodes);
     h->cost.all += 2.0 * (h->world->size - h->nodes);
     iso__free(node_of);
     return ISO_OK;
@@ -35,9 +35,12 @@ enum { PIECES_AT_ONCE = 8 }; // with pairwise exchange: together 1 MB
 
 static iso_status make_pairwise(iso__hierarchy *h, const iso_comm *across) {
     iso__engine *engine = h->world->engine;
+    size_t bytes[PIECES_AT_ONCE];
     if (!across || !iso__pairwise_is_best(engine, across->size)) return ISO_OK;
-    return iso__pairwise_create(engine, across->rank, across->size, PIECES_AT_ONCE,
-                                ISO_PIECE * sizeof(float), &h->pairwise);
+    for (int i = 0; i < PIECES_AT_ONCE; i++) bytes[i] = ISO_PIECE * sizeof(float);
+    iso__pairwise_config config = {
+        .rank = across->rank, .size = across->size, .count = PIECES_AT_ONCE, .bytes = bytes};
+    return iso__pairwise_create(engine, &config, &h->pairwise);
 }
 
 static iso_status make_record(iso_comm *world, const iso__channel_nodes *nodes,

@@ -12,9 +12,9 @@
 
 // The engine's lock guards the queue.
 typedef struct iso__hierarchy {
-    iso_comm *world, *node; // of the channel; its ranks that share memory
-    iso__shared *shared;    // of the node; NULL: this rank is alone on it
-    MPI_Comm across;        // the ranks that sum the same slice; MPI_COMM_NULL: this one sums none
+    iso_comm *world, *node;  // of the channel; its ranks that share memory
+    iso__shared *shared;     // of the node; NULL: this rank is alone on it
+    MPI_Comm across;         // the ranks that sum the same slice; MPI_COMM_NULL: this one sums none
     iso__pairwise *pairwise; // how they do; NULL: by MPI's all-reduce
     int nodes, slices;
     int queue; // in the counters of the shared memory

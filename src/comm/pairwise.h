@@ -35,35 +35,46 @@ typedef struct iso__pairwise {
     iso__engine *engine;
     int rank, size; // in the communicator
     int count;
+    bool fixed;
     iso__pairwise_sum *sum;
     char **block; // [size]
     unsigned turn;
+    int promised; // MPI requests of the engine
 } iso__pairwise;
 
-// Whether ISO_IALLREDUCE allows it, and no algorithm of Open MPI's is set (coll_mpi.c).
-bool iso__pairwise_is_wanted(void);
-// Whether channels of so many ranks sum so.
+// Whether ISO_IALLREDUCE allows it, with Open MPI's algorithm `number` (coll_mpi.c).
+bool iso__pairwise_is_wanted(int number);
+// Whether so many ranks on nodes of their own sum so.
 bool iso__pairwise_is_best(const iso__engine *engine, int size);
 
-// Local. For `count` sums at once of at most `bytes` each, on a communicator in which this rank has
-// the given rank.
-iso_status iso__pairwise_create(iso__engine *engine, int rank, int size, int count, size_t bytes,
+// Local. For `count` sums at once, of at most bytes[i] each, on a communicator in which this rank
+// has the given rank. fixed: sum i is always made at place i, and otherwise at any that is free.
+// Makes room for its messages, so that posting allocates nothing.
+typedef struct iso__pairwise_config {
+    int rank, size, count;
+    const size_t *bytes;
+    bool fixed;
+} iso__pairwise_config;
+iso_status iso__pairwise_create(iso__engine *engine, const iso__pairwise_config *config,
                                 iso__pairwise **out);
 // Nothing may be in use. Accepts NULL.
 void iso__pairwise_destroy(iso__pairwise **pairwise);
 
-// All of the following with the lock held, and accept NULL.
-bool iso__pairwise_has_room(const iso__pairwise *pairwise);
+// All of the following with the lock held. The first two accept NULL.
+bool iso__pairwise_has_room(const iso__pairwise *pairwise, int place); // place: if they are fixed
 bool iso__pairwise_is_in_use(const iso__pairwise *pairwise); // so that MPI may write into it
 // Begins to sum `count` elements at request->next; there is room. All ranks do so in one order. The
 // request has one more part under way then. Returns an MPI return code.
-int iso__pairwise_post(iso__pairwise *pairwise, iso_request *request, size_t count, MPI_Comm mpi);
+int iso__pairwise_post(iso__pairwise *pairwise, int place, iso_request *request, size_t count,
+                       MPI_Comm mpi);
 // Progress looks at the sum next.
 static inline void iso__pairwise_list(iso__pairwise_sum *sum) {
     if (sum->listed) return;
+    iso__engine *engine = sum->pool->engine;
     sum->listed = true;
-    sum->next = sum->pool->engine->stages_done;
-    sum->pool->engine->stages_done = sum;
+    sum->next = NULL;
+    *(engine->stages_done ? &engine->last_stage_done->next : &engine->stages_done) = sum;
+    engine->last_stage_done = sum;
 }
 // A message of the sum is complete.
 static inline void iso__pairwise_count(iso__pairwise_sum *sum, int error) {

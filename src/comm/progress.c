@@ -35,7 +35,8 @@ iso_status iso_progress_parse(const char *name, iso_progress *out) {
 // ---- Testing --------------------------------------------------------------------------------------
 
 void iso__engine_test_all(iso__engine *engine) {
-    if (!engine->oldest || engine->finalized) return;
+    bool work = engine->oldest || engine->in_flight > 0; // or messages of what was given up
+    if (!work || engine->finalized) return;
     bool more;
     do {
         iso__collective_mpi.progress(engine);
@@ -152,7 +153,8 @@ static void *run_helper(void *argument) {
     pthread_mutex_lock(&engine->lock);
     while (!engine->stop) {
         iso__watch_poll(engine);
-        if (!engine->oldest || engine->waiters > 0) {
+        bool work = engine->oldest || engine->in_flight > 0;
+        if (!work || engine->waiters > 0) {
             sleep_helper(engine);
             continue;
         }

@@ -218,6 +218,26 @@ Test(np4_hierarchy, bits_do_not_depend_on_chunks) { bits_do_not_depend_on_chunks
 Test(np5_hierarchy, bits_do_not_depend_on_chunks) { bits_do_not_depend_on_chunks("2"); }
 Test(np6_hierarchy, bits_do_not_depend_on_chunks) { bits_do_not_depend_on_chunks("3"); }
 
+// More pieces of a slice than may be under way at once, of two channels.
+Test(np6_hierarchy, many_pieces_in_three_nodes) {
+    enum { COUNT = 1500007 };
+    rig a, b;
+    create_rig(&a, "2", COUNT, SIZE_MAX / 8);
+    create_rig(&b, "2", COUNT / 3, 300000);
+    for (int round = 0; round < 3; round++) {
+        fill_whole(&a);
+        fill_whole(&b);
+        MPI_Barrier(MPI_COMM_WORLD);
+        iso_status status = iso__channel_ready(a.channel, 0);
+        if (status == ISO_OK) status = sum(&b);
+        if (status == ISO_OK) status = iso__channel_wait(a.channel, 0, NULL, NULL);
+        iso_assert_ok(status);
+        iso_assert_all(is_whole_sum(&a) && is_whole_sum(&b));
+    }
+    destroy_rig(&b);
+    destroy_rig(&a);
+}
+
 // ---- Faults ---------------------------------------------------------------------------------------
 
 // An error of MPI is told, and nothing more is posted.

@@ -5,6 +5,7 @@
 #include "comm/comm_state.h"
 #include "comm/pairwise.h"
 #include "comm/traffic.h"
+#include "common/balance.h"
 #include "common/mpi_fixture.h"
 #include "exchange/codec.h"
 
@@ -12,6 +13,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void setup_rabenseifner(void) {
     setenv("ISO_IALLREDUCE", "3", 1);
@@ -65,7 +67,8 @@ int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, M
 static double value_of(int rank, size_t i) {
     uint32_t counter[4] = {(uint32_t)i, (uint32_t)rank}, bits[4];
     iso__philox(iso__philox_key_make(7, ISO_RNG_TEST, 0), counter, bits);
-    return ldexp(iso__uniform(bits[0]) - 0.5, (int)(bits[1] % 10));
+    double digits = (bits[0] + bits[2] * 0x1p-32) * 0x1p-32 - 0.5; // as many as an f64 has
+    return ldexp(digits, (int)(bits[1] % 10));
 }
 
 static double rounded(iso_dtype type, double x) {
@@ -221,6 +224,121 @@ static void sends_the_least(void) {
 
 Test(np3_pairwise, sends_the_least) { sends_the_least(); }
 Test(np5_pairwise, sends_the_least) { sends_the_least(); }
+
+// Ranks of a node are better added before anything leaves it, as MPI's all-reduce does.
+static void leaves_nodes_with_several_ranks_to_mpi(const char *ranks_per_node, bool several) {
+    rig r;
+    setenv("ISO_RANKS_PER_NODE", ranks_per_node, 1);
+    iso_assert_ok(iso__comm_locate(test_comm));
+    create_rig(&r, test_comm, ISO_BF16, 3000, 1024);
+    reductions = messages = 0;
+    iso_assert_ok(sum(&r));
+    iso_assert_all(is_summed(&r));
+    iso_assert_all(several ? reductions > 0 && messages == 0 : reductions == 0 && messages > 0);
+    destroy_rig(&r);
+}
+
+Test(np6_pairwise, leaves_nodes_with_several_ranks_to_mpi) {
+    leaves_nodes_with_several_ranks_to_mpi("2", true);
+    leaves_nodes_with_several_ranks_to_mpi("3", true);
+    leaves_nodes_with_several_ranks_to_mpi("1", false);
+}
+Test(np3_pairwise, leaves_nodes_with_several_ranks_to_mpi) {
+    leaves_nodes_with_several_ranks_to_mpi("2", true);
+    leaves_nodes_with_several_ranks_to_mpi("3", false); // nothing leaves the node
+}
+
+// ---- Memory ---------------------------------------------------------------------------------------
+
+enum { ITEMS = 16, EACH = 1000 };
+
+static void list_items(iso__channel_item *item, float (*data)[EACH]) {
+    for (int i = 0; i < ITEMS; i++)
+        item[i] = (iso__channel_item){
+            .data = data[i], .bytes = sizeof(data[i]), .dtype = ISO_F32, .label = "x"};
+}
+
+// Not even in a round in which all sums are under way at once, because the other ranks are late.
+static void later_rounds_allocate_nothing(size_t window) {
+    static float data[ITEMS][EACH];
+    iso__channel_item item[ITEMS];
+    iso__channel *c;
+    bool same = true;
+    list_items(item, data);
+    iso_assert_ok(iso__channel_create(test_comm, item, ITEMS, SIZE_MAX, window, &c));
+    for (int round = 0; round < 8; round++) {
+        long long before, after;
+        iso_memory_balance(NULL, NULL, &before);
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (round > 5 && test_rank > 0) usleep(30000);
+        iso_status status = ISO_OK;
+        for (int i = 0; i < ITEMS && status == ISO_OK; i++) {
+            status = iso__channel_ready(c, i);
+            if (round <= 5 && status == ISO_OK) status = iso__channel_wait(c, i, NULL, NULL);
+        }
+        for (int i = 0; i < ITEMS && status == ISO_OK; i++)
+            status = iso__channel_wait(c, i, NULL, NULL);
+        iso_memory_balance(NULL, NULL, &after);
+        iso_assert_ok(status);
+        same = same && (round < 1 || after == before);
+    }
+    iso_assert_all(same);
+    iso_assert_all(iso__channel_destroy(&c));
+}
+
+Test(np3_pairwise, later_rounds_allocate_nothing) { later_rounds_allocate_nothing(SIZE_MAX); }
+Test(np5_pairwise, later_rounds_allocate_nothing) { later_rounds_allocate_nothing(SIZE_MAX); }
+Test(np5_pairwise, later_rounds_allocate_nothing_in_a_window) {
+    later_rounds_allocate_nothing(3 * EACH * sizeof(float));
+}
+
+// One long item among short ones: blocks for it once, and not for each.
+Test(np3_pairwise, takes_memory_for_what_is_summed) {
+    enum { LONG = 1 << 20 };
+    static float data[ITEMS][EACH];
+    iso__channel_item item[ITEMS];
+    iso__channel *c;
+    long long before, after;
+    float *large = calloc(LONG, sizeof(float));
+    list_items(item, data);
+    item[3].data = large;
+    item[3].bytes = LONG * sizeof(float);
+    iso_memory_balance(NULL, &before, NULL);
+    iso_assert_ok(iso__channel_create(test_comm, item, ITEMS, SIZE_MAX, SIZE_MAX, &c));
+    iso_memory_balance(NULL, &after, NULL);
+    iso_assert_all(after - before < (long long)(LONG * sizeof(float)));
+    iso_assert_all(iso__channel_destroy(&c));
+    free(large);
+}
+
+// More sums than there are tags, with ranks of random speed.
+Test(np3_pairwise, tags_repeat) {
+    enum { SUMS = 60, ROUNDS = 160, COUNT = 64 }; // 9600
+    static float data[SUMS][COUNT];
+    iso__channel_item item[SUMS];
+    iso__channel *c;
+    unsigned seed = (unsigned)test_rank;
+    bool right = true;
+    for (int i = 0; i < SUMS; i++)
+        item[i] = (iso__channel_item){
+            .data = data[i], .bytes = sizeof(data[i]), .dtype = ISO_F32, .label = "x"};
+    iso_assert_ok(iso__channel_create(test_comm, item, SUMS, SIZE_MAX, SIZE_MAX, &c));
+    for (int round = 0; round < ROUNDS && right; round++) {
+        for (int i = 0; i < SUMS; i++) {
+            for (int k = 0; k < COUNT; k++) data[i][k] = (float)(i + k + round + test_rank);
+            seed = seed * 1103515245u + 12345u;
+            if ((seed >> 16) % 40 == 0) usleep((seed >> 18) % 700);
+            right = right && iso__channel_ready(c, i) == ISO_OK;
+        }
+        for (int i = 0; i < SUMS; i++) {
+            right = right && iso__channel_wait(c, i, NULL, NULL) == ISO_OK;
+            for (int k = 0; k < COUNT; k++)
+                right = right && data[i][k] == (float)(3 * (i + k + round) + 3);
+        }
+    }
+    iso_assert_all(right);
+    iso_assert_all(iso__channel_destroy(&c));
+}
 
 // ---- Faults ---------------------------------------------------------------------------------------
 

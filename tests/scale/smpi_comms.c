@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_TAG  10000
+#define FIRST_TAG  20000 // above those of pairwise exchange
 #define TAGS       50000
 #define MOST_COMMS 4096
 
