@@ -45,6 +45,7 @@ nobase_dist_doc_DATA = \
     docs/measurements/peers-2026-11-26.jsonl \
     docs/measurements/scale-measured-2026-11-26.txt \
     docs/measurements/scale-measured-gradients-2026-11-26.txt \
+    docs/measurements/scale-measured-network-2026-11-27.txt \
     docs/measurements/scale-predictions-2026-11-26.txt \
     docs/measurements/scale-predictions-gradients-2026-11-26.txt \
     docs/measurements/scale-predictions-network-2026-11-27.txt \
