@@ -136,12 +136,16 @@ static iso_status make_node(iso__periodic *p) {
     return iso__comm_place_subset(p->node, p->layout->world);
 }
 
+// Not if nodes have different numbers of ranks: the smallest would decide how large a share each
+// rank gets from all others. Not if exchanges are asynchronous: a replay repeats their phases,
+// wherever the ranks are.
 static bool adds_in_nodes(const iso__periodic *p) {
     const iso__periodic_config *c = &p->config;
-    int nodes = iso__comm_nodes(p->comm);
-    bool several = nodes > 1 && nodes < iso_comm_size(p->comm);
-    bool plain = c->wire.kind == ISO__MEAN && c->wire.wire == &iso__codec_f32 && !c->server;
-    return several && plain && c->topology.unit == ISO_SCOPE_RANK;
+    bool equal, plain = c->wire.kind == ISO__MEAN && c->wire.wire == &iso__codec_f32;
+    int nodes = iso__comm_nodes(p->comm, &equal);
+    bool several = nodes > 1 && nodes < iso_comm_size(p->comm) && equal;
+    return several && plain && !c->wire.unordered && !c->server &&
+           c->topology.unit == ISO_SCOPE_RANK;
 }
 
 static iso_status make_routes(iso__periodic *p) {

@@ -166,9 +166,8 @@ static iso_status make_pairwise(iso__channel *c) {
     unsigned turn = c->pairwise ? c->pairwise->turn : 0; // a rank may set a plan once more
     iso__pairwise_destroy(&c->pairwise);
     int count = c->sums_pairwise ? chunks_at_once(c, is_sum_by_messages, &longest) : 0;
-    if (count == 0) return ISO_OK;
-    ISO_TRY(create_pairwise(c, count, longest));
-    c->pairwise->turn = turn;
+    if (count > 0) ISO_TRY(create_pairwise(c, count, longest));
+    if (c->pairwise) c->pairwise->turn = turn;
     return ISO_OK;
 }
 
@@ -301,8 +300,9 @@ static void open_stream(iso__channel *c) {
 // MPI's all-reduce adds ranks of a node first, so that pairwise exchange may send more between
 // nodes.
 static bool sums_pairwise(const iso_comm *comm) {
-    bool fewer = !comm->node_of || comm->pairwise_between <= comm->sum_between;
-    return fewer && iso__pairwise_is_best(comm->engine, comm->size);
+    double most = comm->sum_between * (1 + 1e-9); // both are sums of rounded numbers
+    return (!comm->node_of || comm->pairwise_between <= most) &&
+           iso__pairwise_is_best(comm->engine, comm->size);
 }
 
 iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, int count,

@@ -55,10 +55,13 @@ static int post_piece(iso_request *request, int slot) {
 
 iso_status iso__message_post(iso_request *request) {
     iso__engine *engine = request->engine;
+    ISO_CHECK(!request->comm->talks_failed, ISO_ERR_MPI,
+              "\"%s\" was not sent, because an earlier message failed", request->name);
     ISO_TRY(iso__engine_reserve(engine, PIECES_UNDER_WAY));
     bool waits = first_of_stream(request) != NULL;
     for (int i = 0; !waits && request->left > 0 && i < PIECES_UNDER_WAY; i++) {
         int rc = post_piece(request, engine->in_flight);
+        request->comm->talks_failed = rc != MPI_SUCCESS;
         if (rc != MPI_SUCCESS && request->under_way > 0) {
             request->mpi_error = rc;
             request->left = 0;
@@ -73,6 +76,7 @@ iso_status iso__message_post(iso_request *request) {
 
 // What follows in the stream would be taken for the piece that is missing.
 static void fail_stream(iso_request *first, int rc) {
+    first->comm->talks_failed = true;
     for (iso_request *r = first; r; r = first_of_stream(first)) {
         unlist_talk(r);
         r->mpi_error = rc;

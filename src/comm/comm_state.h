@@ -25,6 +25,7 @@ struct iso_comm {
     iso_request *bulk_first, *bulk_last; // requests that still have chunks to post
     int bulk_under_way;
     iso_request *talks_first, *talks_last; // messages that still have pieces to post
+    bool talks_failed;                     // a piece could not be posted
     int rank, size;
     uint64_t group; // a hash of the ranks in the job, not 0
     double timeout_s;

@@ -113,16 +113,20 @@ iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of) {
     return ISO_OK;
 }
 
-int iso__comm_nodes(const iso_comm *comm) {
-    int nodes = 0;
-    if (!comm->node_of) return 1;
-    for (int r = 0; r < comm->size; r++) {
-        bool first = true;
-        for (int before = 0; first && before < r; before++)
-            first = comm->node_of[before] != comm->node_of[r];
-        nodes += first;
+static int ranks_beside(const iso_comm *comm, int rank, int end) {
+    int count = 0;
+    for (int r = 0; r < end; r++) count += comm->node_of[r] == comm->node_of[rank];
+    return count;
+}
+
+int iso__comm_nodes(const iso_comm *comm, bool *equal) {
+    int nodes = 0, first = comm->node_of ? ranks_beside(comm, 0, comm->size) : comm->size;
+    *equal = true;
+    for (int r = 0; comm->node_of && r < comm->size; r++) {
+        nodes += ranks_beside(comm, r, r) == 0;
+        *equal = *equal && ranks_beside(comm, r, comm->size) == first;
     }
-    return nodes;
+    return nodes > 0 ? nodes : 1;
 }
 
 static iso_status find_ranks(const iso_comm *subset, const iso_comm *whole, int *rank) {

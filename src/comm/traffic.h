@@ -16,8 +16,9 @@ iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of);
 // nothing for NULL.
 iso_status iso__comm_place_subset(iso_comm *subset, const iso_comm *whole);
 
-// Local. The number of nodes of a communicator that has been located; otherwise 1.
-int iso__comm_nodes(const iso_comm *comm);
+// Local. The number of nodes of a communicator that has been located, otherwise 1; *equal: whether
+// all have equally many ranks.
+int iso__comm_nodes(const iso_comm *comm, bool *equal);
 
 // The total length of the messages of one all-reduce, as multiples of the bytes of one rank: of all
 // messages, and of those between nodes. algorithm: a value of Open MPI's

@@ -67,7 +67,7 @@ static iso_status allocate_buffers(iso__average *a) {
     if (a->config.differences) {
         a->residual_count = a->carried[ISO__AVERAGE_F32].count;
         a->share_count = a->room[ISO__AVERAGE_F32] / (size_t)t->nodes;
-    } else {
+    } else if (!a->config.each_rank || t->smallest == 1) { // without a share, the result goes there
         carry_all(a);
         size_t whole = iso__average_room_bytes(a, wire);
         if (whole > bytes) bytes = whole;

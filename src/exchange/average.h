@@ -152,9 +152,9 @@ iso_status iso__average_start(iso__average *average, const float *values, int gr
 // Local, never waits. Starts the next phase if the last one is complete. ISO_PENDING: finish()
 // would wait.
 iso_status iso__average_poll(iso__average *average);
-// Local. How far the exchange under way has come: 0 if there is none; more with every phase;
-// ISO__AVERAGE_ARRIVED if finish() would not wait.
-enum { ISO__AVERAGE_ARRIVED = 6 };
+// Local. How far the exchange under way has come: 0 if there is none; 1 in NODE and SCATTER; more
+// with every later phase; ISO__AVERAGE_ARRIVED if finish() would not wait.
+enum { ISO__AVERAGE_ARRIVED = 5 };
 int iso__average_progress(const iso__average *average);
 // Waits until the exchange under way has come that far.
 iso_status iso__average_reach(iso__average *average, int progress);

@@ -98,7 +98,8 @@ static void send_chunk(iso__average *a, iso__average_chunk *c, const float *valu
     char *to = block_of(a, a->send, c, 0);
     if (!encode_chunk(a, c, values, to)) {
         bool finite = all_finite(a, c, values);
-        iso__average_fail(a, finite ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
+        bool sums = a->config.each_rank; // of finite values
+        iso__average_fail(a, finite || sums ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
         well = 0;
     }
     memset(to + well, 0, all - well);
@@ -276,7 +277,11 @@ static iso_status fail_dropped(const iso__average *a) {
 
 // ---- From phase to phase --------------------------------------------------------------------------
 
-_Static_assert((int)ISO__AVERAGE_ARRIVED == (int)ISO__AVERAGE_DONE, "what the header says");
+// NODE counts as SCATTER, so that the numbers are the same with and without it.
+static int progress_of(iso__average_phase phase) {
+    return phase > ISO__AVERAGE_NODE ? (int)phase - 1 : (int)phase;
+}
+_Static_assert((int)ISO__AVERAGE_ARRIVED == (int)ISO__AVERAGE_DONE - 1, "what the header says");
 
 // Runs phases until one is not complete. Waits for those before `awaited`.
 static iso_status advance_phases(iso__average *a, iso__average_phase awaited) {
@@ -399,10 +404,10 @@ iso_status iso__average_poll(iso__average *a) {
     return status;
 }
 
-int iso__average_progress(const iso__average *a) { return (int)a->phase; }
+int iso__average_progress(const iso__average *a) { return progress_of(a->phase); }
 
 iso_status iso__average_reach(iso__average *a, int progress) {
-    iso_status status = advance_phases(a, (iso__average_phase)progress);
+    iso_status status = advance_phases(a, (iso__average_phase)(progress + 1));
     ISO_TRY(status);
     return ISO_OK;
 }

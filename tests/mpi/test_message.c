@@ -136,7 +136,11 @@ Test(np2_message_life, a_piece_that_fails) {
     iso_status status[2] = {ISO_OK, ISO_OK};
     for (int i = 0; i < 2 && test_rank == 0; i++) status[i] = iso_request_wait(&m[i].request);
     watching = false;
-    iso_assert_all(right);
+    iso__message later = {.send = m, .bytes = 64, .with = other, .tag = 1};
+    iso_request *none = NULL;
+    bool refused =
+        test_rank == 1 || iso__comm_imessage(test_comm, &later, "z", &none) == ISO_ERR_MPI;
+    iso_assert_all(right && refused);
     iso_assert_all(test_rank == 1 || (status[0] == ISO_ERR_MPI && status[1] == ISO_ERR_MPI));
     MPI_Finalize(); // what has failed stays
 }

@@ -35,6 +35,12 @@ SUITE(7);
 TestSuite(np3_pairwise_poll, .init = setup_poll, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_pairwise_never, .init = setup_rabenseifner, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np5_pairwise_never, .init = setup_rabenseifner, .fini = test_mpi_teardown, .timeout = 60);
+// MPI's own algorithm, which is not known: a ring is assumed.
+static void setup_unknown(void) {
+    setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "0", 1);
+    test_mpi_setup();
+}
+TestSuite(np5_pairwise_unknown, .init = setup_unknown, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_pairwise_life, .init = test_mpi_setup_bare, .timeout = 60);
 
 // ---- In MPI's place -------------------------------------------------------------------------------
@@ -248,6 +254,10 @@ Test(np3_pairwise, leaves_nodes_with_several_ranks_to_mpi) {
     bool known = strstr(iso_comm_algorithm_text(test_comm), "Rabenseifner");
     leaves_nodes_with_several_ranks_to_mpi("2", known);
     leaves_nodes_with_several_ranks_to_mpi("3", false); // nothing leaves the node
+}
+
+Test(np5_pairwise_unknown, is_for_ranks_on_nodes_of_their_own) {
+    leaves_nodes_with_several_ranks_to_mpi("1", false);
 }
 
 // ---- Memory ---------------------------------------------------------------------------------------
