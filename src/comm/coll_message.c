@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Messages between two ranks. Long ones travel in pieces, of which a few are under way: from 64 KB
-// on, Open MPI's TCP transport asks the receiver before it sends, and the answer waits behind the
-// data of the other direction.
+// Messages between two ranks. A long message travels in pieces, a few at a time. Open MPI's TCP
+// transport asks the receiver before it sends 64 KB or more, and the answer waits behind the data
+// of the other direction.
 //
 // MPI matches messages between two ranks in the order in which they are posted. So the pieces of a
 // message are posted in order, and a message waits until those of all earlier ones with the same
@@ -40,17 +40,7 @@ static void unlist_talk(iso_request *request) {
 }
 
 static int post_piece(iso_request *request, int slot) {
-    iso__engine *engine = request->engine;
-    size_t piece = PIECE_BYTES / request->unit;
-    if (piece > request->left) piece = request->left;
-    int rc = request->call(request, (int)piece, request->mpi, &engine->mpi[slot]);
-    if (rc != MPI_SUCCESS) return rc;
-    engine->owner[slot] = (iso__owner){.request = request};
-    request->next += piece * request->unit;
-    if (request->send) request->send += piece * request->unit;
-    request->left -= piece;
-    request->under_way++;
-    return MPI_SUCCESS;
+    return iso__request_post_part(request, PIECE_BYTES / request->unit, request->mpi, slot);
 }
 
 iso_status iso__message_post(iso_request *request) {

@@ -160,17 +160,7 @@ static int under_way(const iso_request *request) {
 
 // Posts the next chunk of the request; returns an MPI return code.
 static int post_chunk(iso_request *request, MPI_Comm mpi, int slot) {
-    iso__engine *engine = request->engine;
-    size_t chunk = chunk_of(request);
-    if (chunk > request->left) chunk = request->left;
-    int rc = request->call(request, (int)chunk, mpi, &engine->mpi[slot]);
-    if (rc != MPI_SUCCESS) return rc;
-    engine->owner[slot] = (iso__owner){.request = request};
-    request->next += chunk * request->unit;
-    if (request->send) request->send += chunk * request->unit;
-    request->left -= chunk;
-    request->under_way++;
-    return MPI_SUCCESS;
+    return iso__request_post_part(request, chunk_of(request), mpi, slot);
 }
 
 // Posts the next chunk of the first request in the queue into this slot. Returns false if the queue

@@ -86,6 +86,19 @@ void iso__request_complete(iso_request *request) {
     engine->last_chunk_done = request;
 }
 
+int iso__request_post_part(iso_request *request, size_t most, MPI_Comm mpi, int slot) {
+    iso__engine *engine = request->engine;
+    size_t count = most < request->left ? most : request->left;
+    int rc = request->call(request, (int)count, mpi, &engine->mpi[slot]);
+    if (rc != MPI_SUCCESS) return rc;
+    engine->owner[slot] = (iso__owner){.request = request};
+    request->next += count * request->unit;
+    if (request->send) request->send += count * request->unit;
+    request->left -= count;
+    request->under_way++;
+    return MPI_SUCCESS;
+}
+
 void iso__request_release(iso__engine *engine, iso_request **request) {
     if ((*request)->state == ISO_REQUEST_POSTED) iso__request_complete(*request);
     (*request)->state = ISO_REQUEST_FREE;

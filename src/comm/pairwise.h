@@ -12,8 +12,8 @@
 
 #include "comm/request.h"
 
-// Of how many ranks sums are made so, unless P is a power of two: beyond, messages are short, and
-// the work of sending them outweighs the bytes that are saved.
+// The most ranks that sum this way. With more ranks messages become short, and each costs a rank
+// work. Where this outweighs the bytes that are saved has not been measured.
 #define ISO_PAIRWISE_MOST 16
 
 // One sum.

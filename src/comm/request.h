@@ -66,6 +66,9 @@ void iso__request_unreserve(iso__engine *engine, int count); // gives up reserve
 iso_status iso__request_begin(iso_comm *comm, iso__stream *stream, const char *name, size_t bytes,
                               iso_request **out);
 void iso__request_complete(iso_request *request);
+// Posts the next elements of the request, `most` at most, into this slot of the engine. Returns an
+// MPI return code.
+int iso__request_post_part(iso_request *request, size_t most, MPI_Comm mpi, int slot);
 void iso__request_release(iso__engine *engine, iso_request **request);
 
 // ---- coll_mpi.c, coll_pairwise.c, coll_shm.c, coll_hierarchy.c ----
