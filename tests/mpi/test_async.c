@@ -14,6 +14,7 @@
 
 TestSuite(np1_async, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
 TestSuite(np2_async, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
+TestSuite(np4_async, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
 TestSuite(np3_async, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
 
 enum { STEPS = 22, MERGED = 1, SENT = 2, PHASE = 4, CHANGES = 1024 };
@@ -73,7 +74,9 @@ static daso_case daso_like(const daso_case *c) {
     return other;
 }
 
-static void has_the_bits_of_daso(int64_t warmup, iso_wire wire, bool mixed) {
+// per_node: of the asynchronous run. daso's means would add up inside such nodes first, these do
+// not.
+static void has_the_bits_of_daso(int64_t warmup, iso_wire wire, bool mixed, int per_node) {
     trainer t, other;
     script s;
     daso_case c = case_of(warmup);
@@ -82,6 +85,8 @@ static void has_the_bits_of_daso(int64_t warmup, iso_wire wire, bool mixed) {
     c.daso.wire = wire;
     if (mixed) c.train.build = build_smooth_mixed;
     daso_case daso = daso_like(&c);
+    daso.ranks_per_node = 1;
+    c.ranks_per_node = per_node;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     iso_assert_ok(daso_open(&other, MPI_COMM_WORLD, &daso));
     for (int step = 0; step < STEPS; step++) {
@@ -98,13 +103,16 @@ static void has_the_bits_of_daso(int64_t warmup, iso_wire wire, bool mixed) {
 }
 
 static void equals_daso(void) {
-    has_the_bits_of_daso(0, ISO_WIRE_F32, false);
-    has_the_bits_of_daso(3, ISO_WIRE_BF16, false);
-    has_the_bits_of_daso(0, ISO_WIRE_F32, true);
+    has_the_bits_of_daso(0, ISO_WIRE_F32, false, 1);
+    has_the_bits_of_daso(3, ISO_WIRE_BF16, false, 1);
+    has_the_bits_of_daso(0, ISO_WIRE_F32, true, 1);
 }
 Test(np1_async, equal_steps_have_the_bits_of_daso) { equals_daso(); }
 Test(np2_async, equal_steps_have_the_bits_of_daso) { equals_daso(); }
 Test(np3_async, equal_steps_have_the_bits_of_daso) { equals_daso(); }
+Test(np4_async, on_nodes_of_two_equal_steps_have_the_bits_of_daso) {
+    has_the_bits_of_daso(0, ISO_WIRE_F32, false, 2);
+}
 
 // ---- Each rank at its own steps -------------------------------------------------------------------
 
