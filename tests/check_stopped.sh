@@ -45,7 +45,7 @@ well='in the check that all ranks are well'
 stops_in MPI_Init_thread 2 'in MPI_Init_thread' train "$@"
 stops_in iso_comm_create 2 'in the barrier before MPI_Comm_dup' train "$@"
 stops_in MPI_Comm_dup 2 'in MPI_Comm_dup' train "$@"
-stops_in MPI_Comm_split_type 3 'in MPI_Comm_split_type' train "$@"
+stops_in MPI_Comm_create_group 3 'in MPI_Comm_create_group' train "$@"
 extra=STOP_AFTER=1 # ranks meet in an MPI_Ibcast first
 stops_in MPI_Ibcast 2 "in the comparison of the ranks' environments" train "$@"
 extra="ISO_IALLREDUCE=many STOP_AFTER=3" # and compare in two more

@@ -59,7 +59,7 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
          "seconds after which iso-train and iso-sweep end mpirun, if it still runs "
          "so long after a rank has ended; 0: never",
          .high = 1e9},
-    [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "ranks that share memory",
+    [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "the ranks of a host",
                                 "number of consecutive ranks that form a node", .low = 1,
                                 .high = 1e6, .whole = true, .alike = true},
     [ISO_ENV_NODE_COLLECTIVE] = {"ISO_NODE_COLLECTIVE", "auto",

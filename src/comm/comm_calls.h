@@ -62,6 +62,11 @@ bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
 // for other memory it means AUTO.
 enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL };
 iso_status iso__node_collective(int *out);
+// Collective (hosts.c). Which ranks are on the same host, so that they may share memory: lowest[r],
+// of comm's size, is the lowest rank on the host of rank r. And whether all of them are on one.
+iso_status iso__comm_find_hosts(iso_comm *comm, int64_t *lowest);
+iso_status iso__comm_on_one_host(iso_comm *comm, bool *out);
+
 // Collective. Creates a communicator of this rank's group among groups of `ranks` consecutive ranks
 // (the last one may be smaller), which the caller owns. long_requests: as in iso__comm_create_like.
 iso_status iso__comm_create_group(iso_comm *comm, int ranks, bool long_requests, iso_comm **out);

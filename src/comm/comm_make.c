@@ -22,7 +22,6 @@ typedef struct creation {
 static const char *const name_of[] = {[ISO_MAKE_DUP] = "MPI_Comm_dup",
                                       [ISO_MAKE_COPY] = "MPI_Comm_create_group",
                                       [ISO_MAKE_SPLIT] = "MPI_Comm_split",
-                                      [ISO_MAKE_SPLIT_SHARED] = "MPI_Comm_split_type",
                                       [ISO_MAKE_GROUP] = "MPI_Comm_create_group"};
 
 enum { COPY_TAG = 32000 }; // at most 32767; no other message of the library has it
@@ -42,8 +41,6 @@ static int call_mpi(const iso__comm_recipe *recipe, MPI_Comm *out) {
     case ISO_MAKE_DUP: return MPI_Comm_dup(r->from, out);
     case ISO_MAKE_COPY: return copy_comm(r->from, out);
     case ISO_MAKE_SPLIT: return MPI_Comm_split(r->from, r->color, r->key, out);
-    case ISO_MAKE_SPLIT_SHARED:
-        return MPI_Comm_split_type(r->from, MPI_COMM_TYPE_SHARED, r->key, MPI_INFO_NULL, out);
     case ISO_MAKE_GROUP: break;
     }
     return MPI_Comm_create_group(r->from, r->group, r->key, out);
@@ -158,6 +155,20 @@ static iso_status create_anyhow(iso_comm *comm, const iso__comm_recipe *recipe, 
 iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
     iso_status status = create_anyhow(comm, recipe, out);
     if (status < 0) iso__comm_lose(comm); // the others may wait in MPI's call
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__comm_make_members(iso_comm *comm, const int *members, int count, int tag,
+                                  MPI_Comm *out) {
+    MPI_Group all, few;
+    ISO_TRY_MPI(MPI_Comm_group(comm->mpi, &all));
+    int rc = MPI_Group_incl(all, count, members, &few);
+    MPI_Group_free(&all);
+    ISO_TRY_MPI_CODE(rc, "MPI_Group_incl");
+    iso__comm_recipe recipe = {ISO_MAKE_GROUP, comm->mpi, .key = tag, .group = few};
+    iso_status status = iso__comm_make(comm, &recipe, out);
+    if (status != ISO_ERR_TIMEOUT) MPI_Group_free(&few); // MPI still uses it then
     ISO_TRY(status);
     return ISO_OK;
 }

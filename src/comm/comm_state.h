@@ -107,19 +107,13 @@ iso_status iso__comm_reduce(iso_comm *comm, MPI_Comm mpi, int64_t *numbers, int 
 // for no rank that is stuck. what: "the barrier before MPI_Comm_split".
 iso_status iso__comm_meet(iso_comm *comm, const char *what);
 // A communicator made of `from`: by MPI_Comm_dup; a copy; MPI_Comm_split with color and key;
-// MPI_Comm_split_type by shared memory, with key; MPI_Comm_create_group with group and the tag key.
+// MPI_Comm_create_group with group and the tag key.
 //
 // A copy has the same ranks, and returns errors. Use it unless `from` is a communicator of the
 // program. It is made by MPI_Comm_create_group: Open MPI's agrees on the new communicator along a
 // tree, and MPI_Comm_dup by all-reduces of one number, for which Open MPI takes a ring. (But Open
 // MPI sends the messages of that tree with the tag on `from`, where a program may receive any tag.)
-typedef enum iso__make {
-    ISO_MAKE_DUP,
-    ISO_MAKE_COPY,
-    ISO_MAKE_SPLIT,
-    ISO_MAKE_SPLIT_SHARED,
-    ISO_MAKE_GROUP
-} iso__make;
+typedef enum iso__make { ISO_MAKE_DUP, ISO_MAKE_COPY, ISO_MAKE_SPLIT, ISO_MAKE_GROUP } iso__make;
 typedef struct iso__comm_recipe {
     iso__make kind;
     MPI_Comm from;
@@ -129,6 +123,10 @@ typedef struct iso__comm_recipe {
 // Collective over the members. With MPI_THREAD_MULTIPLE, waits until comm's time-out at most; after
 // a time-out MPI still uses the communicator and the group of the recipe.
 iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out);
+// Collective over the members, as above: a communicator of these ranks of comm, by
+// MPI_Comm_create_group.
+iso_status iso__comm_make_members(iso_comm *comm, const int *members, int count, int tag,
+                                  MPI_Comm *out);
 // Sets Open MPI's all-reduce algorithm through MPI_T, if may_set, and writes the algorithm and the
 // reason. Returns its number, 0 if MPI chooses.
 int iso__choose_algorithm(bool may_set, char *text, size_t room);

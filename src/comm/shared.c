@@ -88,20 +88,6 @@ iso_status iso__node_collective(int *out) {
     return iso__env_check(ISO_ENV_NODE_COLLECTIVE);
 }
 
-// ISO_RANKS_PER_NODE can make "nodes" of ranks that are on several hosts.
-static iso_status on_one_host(iso_comm *comm, bool *out) {
-    MPI_Comm host;
-    int ranks = 0;
-    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_split_type"));
-    iso__comm_recipe recipe = {ISO_MAKE_SPLIT_SHARED, .from = comm->mpi, .key = comm->rank};
-    ISO_TRY(iso__comm_make(comm, &recipe, &host));
-    int rc = MPI_Comm_size(host, &ranks);
-    MPI_Comm_free(&host);
-    ISO_TRY_MPI_CODE(rc, "MPI_Comm_size");
-    *out = ranks == comm->size;
-    return ISO_OK;
-}
-
 static iso_status all_hold(iso_comm *comm, bool mine, bool *out) {
     int64_t vote = mine;
     ISO_TRY(iso_comm_allreduce_i64(comm, &vote, 1, ISO_MIN));
@@ -143,8 +129,7 @@ static iso_status check_settings(iso_comm *comm, size_t bytes, int *mode, const 
                : comm->shared        ? "the communicator has shared memory already"
                                      : NULL;
     if (*why_not) return ISO_OK;
-    ISO_TRY(on_one_host(comm, &together));
-    ISO_TRY(all_hold(comm, together, &together));
+    ISO_TRY(iso__comm_on_one_host(comm, &together)); // ISO_RANKS_PER_NODE may have made the "node"
     if (!together) *why_not = "the ranks are on several hosts";
     return ISO_OK;
 }

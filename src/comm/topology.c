@@ -9,6 +9,8 @@
 
 const iso_topology_config iso_topology_default = ISO_TOPOLOGY_DEFAULT;
 
+enum { UNIT_TAG = 32001 }; // at most 32767; no other message of the library has it
+
 typedef struct topology {
     iso_topology base;
     int references;
@@ -31,14 +33,17 @@ static iso_status read_ranks_per_node(iso_comm *comm, int *out) {
     return ISO_OK;
 }
 
-static iso_status split_node(iso_comm *comm, iso_scope unit, MPI_Comm *out) {
+static void cut_evenly(const iso_comm *comm, int ranks, int64_t *lowest) {
+    for (int r = 0; r < comm->size; r++) lowest[r] = r - r % ranks;
+}
+
+// lowest[r]: the lowest rank of the unit that rank r is in. Collective.
+static iso_status find_lowest(iso_comm *comm, iso_scope unit, int64_t *lowest) {
     int per_node = 1;
     if (unit == ISO_SCOPE_NODE) ISO_TRY(read_ranks_per_node(comm, &per_node));
-    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_split"));
-    iso__comm_recipe recipe = {ISO_MAKE_SPLIT_SHARED, .from = comm->mpi, .key = comm->rank};
-    if (per_node > 0) recipe.kind = ISO_MAKE_SPLIT;
-    if (per_node > 0) recipe.color = comm->rank / per_node;
-    return iso__comm_make(comm, &recipe, out);
+    if (per_node == 0) return iso__comm_find_hosts(comm, lowest);
+    cut_evenly(comm, per_node, lowest);
+    return ISO_OK;
 }
 
 // Creates an iso_comm for the ranks of *group, and frees *group.
@@ -51,65 +56,63 @@ static iso_status adopt_group(iso_comm *like, MPI_Comm *group, bool long_request
     return ISO_OK;
 }
 
+static int list_unit(const iso_comm *comm, const int64_t *lowest, int *members) {
+    int n = 0;
+    for (int r = 0; r < comm->size; r++)
+        if (lowest[r] == lowest[comm->rank]) members[n++] = r;
+    return n;
+}
+
+// Creates a communicator of the ranks that have the same lowest rank as this one. Collective.
+static iso_status make_unit(iso_comm *comm, const int64_t *lowest, bool long_requests,
+                            iso_comm **out) {
+    void *members;
+    MPI_Comm group;
+    ISO_TRY(iso__comm_alloc_zero(comm, (size_t)comm->size * sizeof(int), &members));
+    iso_status status = iso__comm_meet(comm, "the barrier before MPI_Comm_create_group");
+    int n = list_unit(comm, lowest, members);
+    if (status == ISO_OK) status = iso__comm_make_members(comm, members, n, UNIT_TAG, &group);
+    iso__free(members);
+    ISO_TRY(status);
+    return adopt_group(comm, &group, long_requests, out);
+}
+
+static iso_status alloc_lowest(iso_comm *comm, int64_t **out) {
+    return iso__comm_alloc_zero(comm, (size_t)comm->size * sizeof(**out), (void **)out);
+}
+
 iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, bool long_requests,
                                  iso_comm **out) {
-    MPI_Comm group;
-    ISO_TRY(split_node(comm, unit, &group));
-    return adopt_group(comm, &group, long_requests, out);
+    int64_t *lowest;
+    ISO_TRY(alloc_lowest(comm, &lowest));
+    iso_status status = find_lowest(comm, unit, lowest);
+    if (status == ISO_OK) status = make_unit(comm, lowest, long_requests, out);
+    iso__free(lowest);
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 iso_status iso__comm_create_group(iso_comm *comm, int ranks, bool long_requests, iso_comm **out) {
-    MPI_Comm group;
-    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_split"));
-    iso__comm_recipe recipe = {ISO_MAKE_SPLIT, .from = comm->mpi, .color = comm->rank / ranks,
-                               .key = comm->rank};
-    ISO_TRY(iso__comm_make(comm, &recipe, &group));
-    return adopt_group(comm, &group, long_requests, out);
-}
-
-// The lowest rank of comm on this node. The ranks of `node` have the order of comm.
-static iso_status find_lowest(const iso_comm *comm, MPI_Comm node, int64_t *out) {
-    MPI_Group all, few;
-    int first = 0, lowest;
-    ISO_TRY_MPI(MPI_Comm_group(comm->mpi, &all));
-    int rc = MPI_Comm_group(node, &few);
-    if (rc == MPI_SUCCESS) {
-        rc = MPI_Group_translate_ranks(few, 1, &first, all, &lowest);
-        MPI_Group_free(&few);
-    }
-    MPI_Group_free(&all);
-    ISO_TRY_MPI_CODE(rc, "MPI_Group_translate_ranks");
-    *out = lowest;
+    int64_t *lowest;
+    ISO_TRY(alloc_lowest(comm, &lowest));
+    cut_evenly(comm, ranks, lowest);
+    iso_status status = make_unit(comm, lowest, long_requests, out);
+    iso__free(lowest);
+    ISO_TRY(status);
     return ISO_OK;
 }
 
 iso_status iso__comm_locate(iso_comm *comm) {
-    MPI_Comm node;
-    int64_t *node_of = NULL;
-    size_t bytes = (size_t)comm->size * sizeof(*node_of);
-    ISO_TRY(iso__comm_alloc_zero(comm, bytes, (void **)&node_of));
-    iso_status status = split_node(comm, ISO_SCOPE_NODE, &node);
-    if (status == ISO_OK) {
-        status = find_lowest(comm, node, &node_of[comm->rank]);
-        MPI_Comm_free(&node);
-    }
-    if (status == ISO_OK)
-        status = iso_comm_allreduce_i64(comm, node_of, (size_t)comm->size, ISO_SUM);
-    if (status == ISO_OK) status = iso_comm_agree(comm, iso__comm_place(comm, node_of));
-    iso__free(node_of);
+    int64_t *lowest;
+    ISO_TRY(alloc_lowest(comm, &lowest));
+    iso_status status = find_lowest(comm, ISO_SCOPE_NODE, lowest);
+    if (status == ISO_OK) status = iso_comm_agree(comm, iso__comm_place(comm, lowest));
+    iso__free(lowest);
     ISO_TRY(status);
     return ISO_OK;
 }
 
 // ---- Nodes, from the lowest rank of each rank's node ----------------------------------------------
-
-static iso_status gather_lowest(const iso_topology *t, int64_t *lowest) {
-    int rank = t->world->rank;
-    int64_t mine = rank;
-    ISO_TRY(iso_comm_allreduce_i64(t->node, &mine, 1, ISO_MIN));
-    lowest[rank] = mine;
-    return iso_comm_allreduce_i64(t->world, lowest, (size_t)t->world->size, ISO_SUM);
-}
 
 static int count_equal(const int64_t *lowest, int size, int64_t wanted) {
     int n = 0;
@@ -154,18 +157,10 @@ static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *mem
     iso_status worst = ISO_OK;
     for (int k = 0; k < t->groups; k++) {
         if (k % t->local_size != t->local_rank) continue;
-        MPI_Group all, few;
         MPI_Comm group;
         list_members(t, lowest, k, members);
-        ISO_TRY_MPI(MPI_Comm_group(t->world->mpi, &all));
-        int rc = MPI_Group_incl(all, t->nodes, members, &few);
-        MPI_Group_free(&all);
-        ISO_TRY_MPI_CODE(rc, "MPI_Group_incl");
-        iso__comm_recipe recipe = {ISO_MAKE_GROUP, t->world->mpi, .key = k, .group = few};
-        iso_status status = iso__comm_make(t->world, &recipe, &group);
-        if (status != ISO_ERR_TIMEOUT) MPI_Group_free(&few); // MPI still uses it then
-        ISO_TRY(status);
-        status = adopt_group(t->world, &group, has_long_requests(t), &t->leaders[k]);
+        ISO_TRY(iso__comm_make_members(t->world, members, t->nodes, k, &group));
+        iso_status status = adopt_group(t->world, &group, has_long_requests(t), &t->leaders[k]);
         if (status < 0) worst = status;
     }
     return worst;
@@ -217,13 +212,12 @@ static iso_status place_groups(iso_topology *t, iso_scope unit, const int64_t *l
 
 static iso_status make_topology(iso_topology *t, iso_comm *comm,
                                 const iso_topology_config *config) {
+    int64_t *lowest;
     t->world = iso_comm_retain(comm);
-    iso_status mine = iso__comm_create_node(comm, config->unit, has_long_requests(t), &t->node);
-    ISO_TRY(iso_comm_agree(comm, mine)); // the nodes have failed or not, each for itself
-    void *memory;
-    ISO_TRY(iso__comm_alloc_zero(comm, (size_t)comm->size * sizeof(int64_t), &memory));
-    int64_t *lowest = memory;
-    iso_status status = gather_lowest(t, lowest);
+    ISO_TRY(alloc_lowest(comm, &lowest));
+    iso_status status = find_lowest(comm, config->unit, lowest);
+    if (status == ISO_OK) status = make_unit(comm, lowest, has_long_requests(t), &t->node);
+    status = iso_comm_agree(comm, status); // the nodes have failed or not, each for itself
     if (status == ISO_OK) {
         number_nodes(t, lowest);
         status = make_groups(t, config->use_mpi_groups, lowest);

@@ -29,18 +29,6 @@ static iso_status allocate_watch(int size, iso__watch **out) {
 
 // ---- Hosts and boards -----------------------------------------------------------------------------
 
-// The lowest rank of the watch that shares memory with this one.
-static iso_status find_lowest(const iso__watch *w, MPI_Comm host, int64_t *out) {
-    MPI_Group few;
-    int first = 0, lowest;
-    ISO_TRY_MPI(MPI_Comm_group(host, &few));
-    int rc = MPI_Group_translate_ranks(few, 1, &first, w->group, &lowest);
-    MPI_Group_free(&few);
-    ISO_TRY_MPI_CODE(rc, "MPI_Group_translate_ranks");
-    *out = lowest;
-    return ISO_OK;
-}
-
 // Numbers the boards. lowest[r]: the lowest rank with whom rank r shares one.
 static iso_status number_boards(iso__watch *w, const int64_t *lowest) {
     for (int r = 0; r < w->size; r++)
@@ -52,16 +40,9 @@ static iso_status number_boards(iso__watch *w, const int64_t *lowest) {
     return ISO_OK;
 }
 
-// lowest: [size] zeros.
+// lowest: [size].
 static iso_status find_boards(iso_comm *comm, iso__watch *w, int64_t *lowest) {
-    MPI_Comm host;
-    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_split_type"));
-    iso__comm_recipe recipe = {ISO_MAKE_SPLIT_SHARED, .from = comm->mpi, .key = comm->rank};
-    ISO_TRY(iso__comm_make(comm, &recipe, &host));
-    iso_status mine = find_lowest(w, host, &lowest[w->rank]);
-    MPI_Comm_free(&host);
-    ISO_TRY(iso_comm_agree(comm, mine));
-    ISO_TRY(iso_comm_allreduce_i64(comm, lowest, (size_t)w->size, ISO_SUM));
+    ISO_TRY(iso__comm_find_hosts(comm, lowest));
     return iso_comm_agree(comm, number_boards(w, lowest));
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What set-up costs on many ranks: its collectives take a number of rounds that grows with the
 // logarithm of the ranks. Counts the calls of MPI, and takes from Open MPI's sources which
-// algorithm each of them gets. What MPI itself exchanges to create a communicator is not counted.
+// algorithm each of them gets. What MPI itself exchanges to create a communicator is not counted,
+// but the calls that create one are.
 #include "comm/comm_calls.h"
 #include "comm/same_lines.h"
 #include "common/mpi_fixture.h"
@@ -24,7 +25,7 @@ TestSuite(np5_many_ranks_bare, .init = test_mpi_setup_bare, .fini = test_mpi_tea
 
 enum { CHAIN_BYTES = 65536, DIRECT_RANKS = 4 }; // of Open MPI's ibcast and ireduce
 
-static atomic_int calls, slow_calls, rounds, messages;
+static atomic_int calls, slow_calls, rounds, messages, made;
 
 static int log_of(int size) { // rounded up
     int n = 0;
@@ -95,6 +96,23 @@ int MPI_Ialltoall(const void *send, int send_count, MPI_Datatype send_type, void
     return PMPI_Ialltoall(send, send_count, send_type, recv, count, type, comm, out);
 }
 
+// Open MPI agrees on what these make in as many rounds as there are ranks. Other calls that make a
+// communicator are not slow.
+int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *out) {
+    made++;
+    return PMPI_Comm_dup(comm, out);
+}
+
+int MPI_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm *out) {
+    made++;
+    return PMPI_Comm_split(comm, color, key, out);
+}
+
+int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm *out) {
+    made++;
+    return PMPI_Comm_split_type(comm, type, key, info, out);
+}
+
 int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
               MPI_Request *out) {
     messages++;
@@ -142,14 +160,15 @@ static iso_status set_up(MPI_Comm part) {
 // A long array is scattered and gathered, in at most 2 log2 P messages of a rank, rounded up for
 // ranks beyond a power of two. Of three ranks, Open MPI's own broadcast is direct.
 static void sets_up(void) {
-    calls = slow_calls = rounds = messages = 0;
+    calls = slow_calls = rounds = messages = made = 0;
     iso_status status = set_up(MPI_COMM_WORLD);
-    int all[4] = {calls, slow_calls, rounds, messages};
+    int all[5] = {calls, slow_calls, rounds, messages, made};
     iso_assert_ok(status);
-    PMPI_Allreduce(MPI_IN_PLACE, all, 4, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    PMPI_Allreduce(MPI_IN_PLACE, all, 5, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     iso_assert_all(all[0] > 50 && all[1] == 0 && all[2] <= 2 * all[0] * log_of(test_size));
     iso_assert_all(all[3] <= LONG_PARAMS * 2 * log_of(test_size));
     iso_assert_all((all[3] > 0) == (test_size > DIRECT_RANKS));
+    iso_assert_all(all[4] == 1); // MPI_Comm_dup of the program's communicator
 }
 
 Test(np3_many_ranks_bare, no_collective_of_set_up_is_a_ring_or_a_chain) { sets_up(); }
