@@ -125,7 +125,7 @@ EXTRA_PROGRAMS += $(BENCHES)
 CLEANFILES += $(BENCHES)
 SCALE_FILES = tests/scale/build_scale.sh tests/scale/calibrate.sh tests/scale/cases tests/scale/cases_gradients \
     tests/scale/cases_network tests/scale/costs tests/scale/measure_scale.sh \
-    tests/scale/plot_scale.sh tests/scale/predict_scale.sh tests/scale/runs_scale.sh tests/scale/simulate.sh \
+    tests/scale/plot_scale.sh tests/scale/predict_scale.sh tests/scale/runs_scale.sh tests/scale/simulate.sh tests/scale/table_scale.py \
     tests/scale/smpi_alarm.cpp tests/scale/smpi_collectives.c tests/scale/smpi_comms.c tests/scale/smpi_memory.c \
     tests/scale/smpi_model.h tests/scale/smpi_network.c \
     tests/scale/tables.sh
