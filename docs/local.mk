@@ -41,6 +41,7 @@ nobase_dist_doc_DATA = \
     docs/lazy-timeline.svg \
     docs/measurements/gpu-2026-11-23.jsonl \
     docs/measurements/odd-hosts-2026-11-27.jsonl \
+    docs/measurements/odd-hosts-2026-11-28.jsonl \
     docs/measurements/peers-2026-11-26.csv \
     docs/measurements/peers-2026-11-26.jsonl \
     docs/measurements/peers-2026-11-27.csv \

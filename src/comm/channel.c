@@ -297,14 +297,6 @@ static void open_stream(iso__channel *c) {
     pthread_mutex_unlock(&comm->engine->lock);
 }
 
-// MPI's all-reduce adds ranks of a node first, so that pairwise exchange may send more between
-// nodes.
-static bool sums_pairwise(const iso_comm *comm) {
-    double most = comm->sum_between * (1 + 1e-9); // both are sums of rounded numbers
-    return (!comm->node_of || comm->pairwise_between <= most) &&
-           iso__pairwise_is_best(comm->engine, comm->size);
-}
-
 iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, int count,
                                size_t chunk_bytes, size_t window, iso__channel **out) {
     iso__channel *c = NULL;
@@ -314,7 +306,7 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
         c->comm = iso_comm_retain(comm);
         c->mpi = MPI_COMM_NULL;
         c->queue = iso__comm_take_queue(comm); // first: both decide how items are exchanged
-        c->sums_pairwise = sums_pairwise(comm);
+        c->sums_pairwise = iso__channel_sums_pairwise(comm);
         status = take_items(c, given, count, chunk_bytes, window);
     }
     ISO_TRY_GOTO(iso_comm_agree(comm, status));
@@ -466,30 +458,6 @@ iso_status iso__channel_wait(iso__channel *c, int i, iso__channel_idle idle, voi
 }
 
 iso__channel_times iso__channel_times_of(const iso__channel *c, int i) { return c->item[i].times; }
-
-bool iso__channel_in_two_levels(const iso__channel *c, int i) {
-    return iso__channel_ops(c, &c->item[i]) == &iso__collective_hierarchy;
-}
-
-bool iso__channel_in_pairs(const iso__channel *c, int i) {
-    if (iso__channel_in_two_levels(c, i))
-        return iso__pairwise_is_best(c->comm->engine, c->hierarchy->nodes);
-    return iso__channel_ops(c, &c->item[i]) == &iso__collective_pairwise;
-}
-
-void iso__channel_count(const iso__channel *c, int i, iso_traffic *to) {
-    const iso__channel_entry *m = &c->item[i];
-    const iso__collective_ops *ops = iso__channel_ops(c, m);
-    if (m->given.operation != ISO__SUM)
-        iso__count_blocks(to, c->comm, m->given.bytes);
-    else if (ops == &iso__collective_hierarchy)
-        iso__count_cost(to, c->comm, &c->hierarchy->cost, m->given.bytes);
-    else if (ops == &iso__collective_pairwise)
-        iso__count_pairwise_sum(to, c->comm, m->given.bytes);
-    else
-        (ops == &iso__collective_shm ? iso__count_node_sum : iso__count_sum)(to, c->comm,
-                                                                             m->given.bytes);
-}
 
 iso__channel_load iso__channel_load_of(iso__channel *c) {
     pthread_mutex_lock(&c->comm->engine->lock);

@@ -124,6 +124,10 @@ iso__channel_load iso__channel_load_of(iso__channel *channel);
 // pairwise exchange and not MPI's all-reduce.
 bool iso__channel_in_two_levels(const iso__channel *channel, int item);
 bool iso__channel_in_pairs(const iso__channel *channel, int item);
+// Local. The bytes that chunks of sums should have at least, so that their messages do not become
+// short: in a channel of comm with these nodes (NULL: none), and in this channel. 0: any number.
+size_t iso__channel_least_chunk(const iso_comm *comm, const iso__channel_nodes *nodes);
+size_t iso__channel_least_chunk_of(const iso__channel *channel);
 
 // Adds what a round of this item moves. Local; the channel's communicator has been located
 // (iso__comm_locate).

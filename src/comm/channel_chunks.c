@@ -36,18 +36,6 @@ static bool may_post(const iso__channel *c) {
     return !iso__channel_uses_cells(c, m) || free_cell(c);
 }
 
-const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__channel_entry *m) {
-    size_t blocks = m->given.operation == ISO__SUM ? 1 : (size_t)c->comm->size;
-    if (c->hierarchy && m->given.operation == ISO__SUM && m->given.dtype == ISO_F32)
-        return &iso__collective_hierarchy;
-    if (c->queue > 0 && m->given.operation != ISO__ALLTOALL &&
-        iso__collective_choose(c->comm, m->given.data, blocks * m->given.bytes, m->given.dtype) ==
-            &iso__collective_shm)
-        return &iso__collective_shm;
-    return c->pairwise && m->given.operation == ISO__SUM ? &iso__collective_pairwise
-                                                         : &iso__collective_mpi;
-}
-
 // ---- Operations -------------------------------------------------------------------------------------
 
 // How an operation travels by messages.

@@ -65,6 +65,8 @@ static inline bool iso__channel_has_failed(const iso__channel *c) {
     return atomic_load_explicit(&c->error, memory_order_acquire) != ISO_OK;
 }
 
+// channel_chunks.c: whether sums of comm by messages are made by pairwise exchange.
+bool iso__channel_sums_pairwise(const iso_comm *comm);
 // This and all functions below need the engine's lock (channel_chunks.c). Stores this thread's
 // error record as the channel's error, unless it has one.
 void iso__channel_fail(iso__channel *channel, const iso__channel_entry *m, iso_status status);

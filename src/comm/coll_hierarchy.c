@@ -39,8 +39,8 @@ static slice slice_of(const iso__hierarchy *h, size_t count, int k) {
 }
 
 // Of the elements that are left, those to send next: all pieces of a slice are about equally long.
-static size_t next_piece(size_t left) {
-    size_t pieces = (left + ISO_PIECE - 1) / ISO_PIECE;
+static size_t next_piece(const iso__hierarchy *h, size_t left) {
+    size_t pieces = (left + h->piece - 1) / h->piece;
     size_t piece = pieces > 1 ? (left / pieces + SLICE_UNIT - 1) / SLICE_UNIT * SLICE_UNIT : left;
     return piece < left ? piece : left;
 }
@@ -52,7 +52,7 @@ static iso_status post_slice(iso_request *request) {
     int own = h->node->rank;
     slice s = slice_of(h, request->left, own);
     uint64_t *posted = h->shared ? &h->shared->queue[h->queue].posted : &h->posted;
-    ISO_TRY(iso__engine_reserve(request->engine, (int)((s.count + ISO_PIECE - 1) / ISO_PIECE)));
+    ISO_TRY(iso__engine_reserve(request->engine, (int)((s.count + h->piece - 1) / h->piece)));
     request->hierarchy = true;
     request->queue = h->queue;
     if (h->shared) request->offset = (size_t)(request->next - iso__shared_data(h->shared, own));
@@ -98,7 +98,7 @@ static void send_piece(iso__hierarchy *h, iso_request *request, size_t count) {
 static bool sum_next(iso__hierarchy *h, iso__engine *engine) {
     iso_request *request = h->summing;
     if (!request || (h->shared && !iso__shared_all_posted(h->shared, request))) return false;
-    size_t count = next_piece(request->left);
+    size_t count = next_piece(h, request->left);
     if (count > 0 && !iso__pairwise_has_room(h->pairwise, 0)) return false;
     if (count > 0 && h->shared) {
         int own = h->node->rank;

@@ -18,6 +18,10 @@ bool iso__pairwise_is_best(const iso__engine *engine, int size) {
     return engine->pairwise && size <= ISO_PAIRWISE_MOST && !power;
 }
 
+size_t iso__pairwise_least_bytes(const iso__engine *engine, int size) {
+    return iso__pairwise_is_best(engine, size) ? (size_t)size * ISO_PAIRWISE_SLICE : 0;
+}
+
 // ---- Slices ---------------------------------------------------------------------------------------
 
 static size_t slice_at(const iso__pairwise_sum *s, int rank) {

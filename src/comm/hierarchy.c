@@ -31,13 +31,15 @@ static iso_status measure_cost(iso__hierarchy *h) {
     return ISO_OK;
 }
 
-enum { PIECES_AT_ONCE = 8 }; // with pairwise exchange: together 1 MB
+enum {
+    PIECES_AT_ONCE = 8
+}; // with pairwise exchange: together 1 MB, or more with more than 15 nodes
 
 static iso_status make_pairwise(iso__hierarchy *h, const iso_comm *across) {
     iso__engine *engine = h->world->engine;
     size_t bytes[PIECES_AT_ONCE];
     if (!across || !iso__pairwise_is_best(engine, across->size)) return ISO_OK;
-    for (int i = 0; i < PIECES_AT_ONCE; i++) bytes[i] = ISO_PIECE * sizeof(float);
+    for (int i = 0; i < PIECES_AT_ONCE; i++) bytes[i] = h->piece * sizeof(float);
     iso__pairwise_config config = {
         .rank = across->rank, .size = across->size, .count = PIECES_AT_ONCE, .bytes = bytes};
     return iso__pairwise_create(engine, &config, &h->pairwise);
@@ -53,6 +55,8 @@ static iso_status make_record(iso_comm *world, const iso__channel_nodes *nodes,
                           .across = MPI_COMM_NULL,
                           .nodes = nodes->nodes,
                           .slices = nodes->slices};
+    size_t least = iso__pairwise_least_bytes(world->engine, h->nodes) / sizeof(float);
+    h->piece = least > ISO_PIECE ? least : ISO_PIECE;
     h->queue = iso__comm_take_queue(h->node);
     ISO_TRY(make_pairwise(h, nodes->across));
     return measure_cost(h);

@@ -6,9 +6,9 @@
 #include "comm/pairwise.h"
 #include "comm/traffic.h"
 
-// Elements that travel at a time. All-reduces send halves, and from 64 KB on Open MPI's TCP
-// transport asks the receiver first.
-#define ISO_PIECE 30720
+// Elements that travel at a time, if pairwise exchange needs no more. All-reduces send halves, and
+// from 64 KB on Open MPI's TCP transport asks the receiver first.
+#define ISO_PIECE ((size_t)30720)
 
 // The engine's lock guards the queue.
 typedef struct iso__hierarchy {
@@ -17,7 +17,8 @@ typedef struct iso__hierarchy {
     MPI_Comm across;         // the ranks that sum the same slice; MPI_COMM_NULL: this one sums none
     iso__pairwise *pairwise; // how they do; NULL: by MPI's all-reduce
     int nodes, slices;
-    int queue; // in the counters of the shared memory
+    size_t piece; // elements that travel at a time
+    int queue;    // in the counters of the shared memory
     iso__sum_cost cost;
     // The exchanges that are not complete, in the order of issue. From `summing` on, this rank's
     // slice is not summed in the node, or not sent; from `spreading` on, not in the memory of the

@@ -8,6 +8,7 @@ libiso_core_la_SOURCES += \
     src/comm/channel.h \
     src/comm/channel_impl.h \
     src/comm/channel_chunks.c \
+    src/comm/channel_ways.c \
     src/comm/coll_hierarchy.c \
     src/comm/coll_message.c \
     src/comm/coll_mpi.c \

@@ -12,9 +12,10 @@
 
 #include "comm/request.h"
 
-// The most ranks that sum this way. With more ranks messages become short, and each costs a rank
-// work. Where this outweighs the bytes that are saved has not been measured.
-#define ISO_PAIRWISE_MOST 16
+// The most ranks that sum this way. Each of the 2 (P - 1) messages of a sum costs a rank work, so a
+// sum should have at least ISO_PAIRWISE_SLICE bytes for each rank.
+#define ISO_PAIRWISE_MOST  128
+#define ISO_PAIRWISE_SLICE ((size_t)8192)
 
 // One sum.
 typedef struct iso__pairwise_sum {
@@ -44,8 +45,10 @@ typedef struct iso__pairwise {
 
 // Whether ISO_IALLREDUCE allows it, with Open MPI's algorithm `number` (coll_mpi.c).
 bool iso__pairwise_is_wanted(int number);
-// Whether so many ranks on nodes of their own sum so.
+// Whether so many ranks on nodes of their own sum so. The bytes that a sum should have at least; 0
+// if they do not.
 bool iso__pairwise_is_best(const iso__engine *engine, int size);
+size_t iso__pairwise_least_bytes(const iso__engine *engine, int size);
 
 // Local. For `count` sums at once, of at most bytes[i] each, on a communicator in which this rank
 // has the given rank. fixed: sum i is always made at place i, and otherwise at any that is free.

@@ -187,6 +187,9 @@ static iso_status open_channel(host *self, int c, iso__channel_item *item) {
         chunk *= (size_t)nodes->slices;
         window *= (size_t)nodes->slices;
     }
+    size_t least = iso__channel_least_chunk(self->comm, slices ? nodes : NULL);
+    if (chunk < least) chunk = least;
+    if (window < 2 * least) window = 2 * least;
     ISO_TRY(iso__channel_create(self->comm, item, count, chunk, window, &self->channel[c]));
     return nodes ? iso__channel_use_nodes(self->channel[c], nodes) : ISO_OK;
 }

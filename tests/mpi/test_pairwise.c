@@ -32,6 +32,7 @@ SUITE(4);
 SUITE(5);
 SUITE(6);
 SUITE(7);
+SUITE(17);
 TestSuite(np3_pairwise_poll, .init = setup_poll, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_pairwise_never, .init = setup_rabenseifner, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np5_pairwise_never, .init = setup_rabenseifner, .fini = test_mpi_teardown, .timeout = 60);
@@ -108,7 +109,7 @@ static void write_value(iso_dtype type, void *data, size_t i, double x) {
 // The order of isotherm/comm.h. A sum of two numbers in f64, rounded, is that of f32 and of 16
 // bits.
 static double sum_of(iso_dtype type, size_t i) {
-    double part[16];
+    double part[32];
     int power = 1;
     while (2 * power <= test_size) power *= 2;
     int beyond = test_size - power;
@@ -191,6 +192,30 @@ Test(np5_pairwise, sums_have_one_order) { sums_have_one_order(); }
 Test(np6_pairwise, sums_have_one_order) { sums_have_one_order(); }
 Test(np7_pairwise, sums_have_one_order) { sums_have_one_order(); }
 Test(np3_pairwise_poll, sums_have_one_order) { sums_have_one_order(); }
+
+// More ranks than Open MPI's Rabenseifner would add in one power of two.
+Test(np17_pairwise, sums_have_one_order) {
+    static const size_t some[] = {1, 300, 4099};
+    for (int k = 0; k < 3; k++) has_one_order(ISO_F32, some[k], 1 << 20);
+    iso_assert_all(reductions == 0 && messages > 0);
+}
+
+static void chunks_suffice(const char *per_node, size_t expected) {
+    setenv("ISO_RANKS_PER_NODE", per_node, 1);
+    iso_assert_ok(iso__comm_locate(test_comm));
+    iso_assert_all(iso__channel_least_chunk(test_comm, NULL) == expected);
+}
+
+// 8 KiB for each rank that a message goes to.
+Test(np3_pairwise, chunks_are_not_cut_into_short_messages) { chunks_suffice("1", 3 * 8192); }
+Test(np4_pairwise, other_sums_take_any_chunk) { chunks_suffice("1", 0); }
+
+Test(np6_pairwise, chunks_of_two_levels_are_as_long_for_each_slice) {
+    iso__channel_nodes three = {.nodes = 3, .slices = 2}, two = {.nodes = 2, .slices = 3};
+    chunks_suffice("1", 6 * 8192);
+    iso_assert_all(iso__channel_least_chunk(test_comm, &three) == 2 * 3 * 8192);
+    iso_assert_all(iso__channel_least_chunk(test_comm, &two) == 0);
+}
 
 // So the bits of a run are those of MPI's algorithm, if it is known: with few elements it is a
 // ring.

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+// How the items of a channel travel: in shared memory, in two levels, by pairwise exchange, or by
+// MPI's collectives; and what follows from that. Nothing here changes while exchanges are under
+// way.
+#include "comm/channel_impl.h"
+#include "comm/hierarchy.h"
+#include "comm/pairwise.h"
+#include "comm/traffic.h"
+
+const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__channel_entry *m) {
+    size_t blocks = m->given.operation == ISO__SUM ? 1 : (size_t)c->comm->size;
+    if (c->hierarchy && m->given.operation == ISO__SUM && m->given.dtype == ISO_F32)
+        return &iso__collective_hierarchy;
+    if (c->queue > 0 && m->given.operation != ISO__ALLTOALL &&
+        iso__collective_choose(c->comm, m->given.data, blocks * m->given.bytes, m->given.dtype) ==
+            &iso__collective_shm)
+        return &iso__collective_shm;
+    return c->pairwise && m->given.operation == ISO__SUM ? &iso__collective_pairwise
+                                                         : &iso__collective_mpi;
+}
+
+bool iso__channel_in_two_levels(const iso__channel *c, int i) {
+    return iso__channel_ops(c, &c->item[i]) == &iso__collective_hierarchy;
+}
+
+bool iso__channel_in_pairs(const iso__channel *c, int i) {
+    if (iso__channel_in_two_levels(c, i))
+        return iso__pairwise_is_best(c->comm->engine, c->hierarchy->nodes);
+    return iso__channel_ops(c, &c->item[i]) == &iso__collective_pairwise;
+}
+
+void iso__channel_count(const iso__channel *c, int i, iso_traffic *to) {
+    const iso__channel_entry *m = &c->item[i];
+    const iso__collective_ops *ops = iso__channel_ops(c, m);
+    if (m->given.operation != ISO__SUM)
+        iso__count_blocks(to, c->comm, m->given.bytes);
+    else if (ops == &iso__collective_hierarchy)
+        iso__count_cost(to, c->comm, &c->hierarchy->cost, m->given.bytes);
+    else if (ops == &iso__collective_pairwise)
+        iso__count_pairwise_sum(to, c->comm, m->given.bytes);
+    else
+        (ops == &iso__collective_shm ? iso__count_node_sum : iso__count_sum)(to, c->comm,
+                                                                             m->given.bytes);
+}
+
+// MPI's all-reduce adds ranks of a node first, so that pairwise exchange may send more between
+// nodes.
+bool iso__channel_sums_pairwise(const iso_comm *comm) {
+    double most = comm->sum_between * (1 + 1e-9); // both are sums of rounded numbers
+    return (!comm->node_of || comm->pairwise_between <= most) &&
+           iso__pairwise_is_best(comm->engine, comm->size);
+}
+
+static size_t least_in_nodes(const iso_comm *comm, int nodes, int slices) {
+    return (size_t)slices * iso__pairwise_least_bytes(comm->engine, nodes);
+}
+
+size_t iso__channel_least_chunk(const iso_comm *comm, const iso__channel_nodes *nodes) {
+    if (nodes) return least_in_nodes(comm, nodes->nodes, nodes->slices);
+    bool pairs = iso__channel_sums_pairwise(comm);
+    return pairs ? iso__pairwise_least_bytes(comm->engine, comm->size) : 0;
+}
+
+size_t iso__channel_least_chunk_of(const iso__channel *c) {
+    const iso__hierarchy *h = c->hierarchy;
+    if (h) return least_in_nodes(c->comm, h->nodes, h->slices);
+    return iso__channel_least_chunk(c->comm, NULL);
+}
