@@ -107,7 +107,8 @@ typedef struct iso_tournament {
 // of parameters of `optimizer`, also through wrappers, with limits that no optimizer refuses: at
 // least 0, and at most 0.999 for momentum, dampening, beta1, beta2, rho and alpha. Appends to
 // out[room], after the *count entries that it has. The values live as long as the optimizer.
-// ISO_ERR_ARG for another name, and if there is no room.
+// ISO_ERR_ARG for another name, for a number that this optimizer does not use, and if there is no
+// room.
 iso_status iso_tournament_list_hyper(iso_optimizer *optimizer, const char *names,
                                      iso_tournament_hyper *out, int room, int *count);
 

@@ -10,26 +10,34 @@
 #include "optim/resume/resume_impl.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 // ---- Lists ----------------------------------------------------------------------------------------
+
+#define KIND(kind) (1u << (kind))
+enum {
+    ALL = ~0u >> 1,
+    ADAMS = KIND(ISO_ADAM) | KIND(ISO_ADAMW) | KIND(ISO_LAMB) | KIND(ISO_NADAM),
+};
 
 static const struct {
     const char *name;
     size_t offset;
     double most;
+    unsigned kinds; // of the optimizers that compute with it
 } fields[] = {
-    {"lr", offsetof(iso_hyper, lr), INFINITY},
-    {"momentum", offsetof(iso_hyper, momentum), 0.999},
-    {"dampening", offsetof(iso_hyper, dampening), 0.999},
-    {"weight_decay", offsetof(iso_hyper, weight_decay), INFINITY},
-    {"beta1", offsetof(iso_hyper, beta1), 0.999},
-    {"beta2", offsetof(iso_hyper, beta2), 0.999},
-    {"rho", offsetof(iso_hyper, rho), 0.999},
-    {"alpha", offsetof(iso_hyper, alpha), 0.999},
-    {"eps", offsetof(iso_hyper, eps), INFINITY},
-    {"lr_decay", offsetof(iso_hyper, lr_decay), INFINITY},
-    {"momentum_decay", offsetof(iso_hyper, momentum_decay), INFINITY},
+    {"lr", offsetof(iso_hyper, lr), INFINITY, ALL},
+    {"momentum", offsetof(iso_hyper, momentum), 0.999, KIND(ISO_SGD) | KIND(ISO_RMSPROP)},
+    {"dampening", offsetof(iso_hyper, dampening), 0.999, KIND(ISO_SGD)},
+    {"weight_decay", offsetof(iso_hyper, weight_decay), INFINITY, ALL},
+    {"beta1", offsetof(iso_hyper, beta1), 0.999, ADAMS},
+    {"beta2", offsetof(iso_hyper, beta2), 0.999, ADAMS},
+    {"rho", offsetof(iso_hyper, rho), 0.999, KIND(ISO_ADADELTA)},
+    {"alpha", offsetof(iso_hyper, alpha), 0.999, KIND(ISO_RMSPROP)},
+    {"eps", offsetof(iso_hyper, eps), INFINITY, ALL & ~KIND(ISO_SGD)},
+    {"lr_decay", offsetof(iso_hyper, lr_decay), INFINITY, KIND(ISO_ADAGRAD)},
+    {"momentum_decay", offsetof(iso_hyper, momentum_decay), INFINITY, KIND(ISO_NADAM)},
 };
 enum { FIELDS = sizeof(fields) / sizeof(fields[0]) };
 
@@ -38,6 +46,28 @@ static int find_field(const char *name, size_t length) {
         if (strlen(fields[i].name) == length && strncmp(fields[i].name, name, length) == 0)
             return i;
     return -1;
+}
+
+// An optimizer of the program may compute with any of them.
+static unsigned kind_of(iso_optimizer *optimizer) {
+    const iso__base_optimizer *core = iso__optimizer_innermost(optimizer);
+    iso_optimizer_kind kind;
+    if (!core || iso_optimizer_kind_parse(core->base.ops->name, &kind) < 0) return ALL;
+    return KIND(kind);
+}
+
+static iso_status check_field(iso_optimizer *optimizer, int wanted) {
+    char known[128] = "";
+    unsigned kind = kind_of(optimizer);
+    if (fields[wanted].kinds & kind) return ISO_OK;
+    for (int i = 0; i < FIELDS; i++)
+        if (fields[i].kinds & kind) {
+            size_t used = strlen(known);
+            snprintf(known + used, sizeof(known) - used, "%s%s", used ? ", " : "", fields[i].name);
+        }
+    return ISO_FAIL(ISO_ERR_ARG,
+                    "%s cannot travel in tournaments, because %s does not use it: choose among %s",
+                    fields[wanted].name, iso__innermost(optimizer)->ops->name, known);
 }
 
 iso_status iso_tournament_list_hyper(iso_optimizer *optimizer, const char *names,
@@ -51,6 +81,7 @@ iso_status iso_tournament_list_hyper(iso_optimizer *optimizer, const char *names
                   "momentum, dampening, weight_decay, beta1, beta2, rho, alpha, eps, lr_decay or "
                   "momentum_decay",
                   (int)length, name);
+        ISO_TRY(check_field(optimizer, i));
         ISO_CHECK(room - end >= groups, ISO_ERR_ARG,
                   "the list of hyperparameters has room for %d, and \"%s\" of %d groups needs "
                   "more: make it longer",

@@ -331,12 +331,15 @@ Test(np4_hierarchy, more_channels_than_queues) {
         more[i] = r;
         create_channel(&more[i], 400);
     }
+    int in_two_levels = 0;
     for (int i = 0; i < CHANNELS; i++) {
+        in_two_levels += iso__channel_in_two_levels(more[i].channel, 0);
         fill_whole(&more[i]);
         MPI_Barrier(MPI_COMM_WORLD);
         iso_assert_ok(sum(&more[i]));
         iso_assert_all(is_whole_sum(&more[i]));
     }
+    iso_assert_all(in_two_levels > 0 && in_two_levels < CHANNELS);
     for (int i = 0; i < CHANNELS; i++) iso_assert_all(iso__channel_destroy(&more[i].channel));
     destroy_rig(&r);
 }

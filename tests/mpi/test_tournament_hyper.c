@@ -323,6 +323,37 @@ Test(np2_tournament_hyper, lists_name_the_numbers_of_all_groups) {
     tournament_close(&h.r);
 }
 
+// What the formula of each optimizer has (isotherm/optim.h).
+Test(np2_tournament_hyper, numbers_that_an_optimizer_does_not_use_are_refused) {
+    static const char *const name[] = {"momentum", "beta1", "beta2", "rho", "alpha", "eps"};
+    static const char *const used[] = {[ISO_SGD] = "lr momentum dampening weight_decay",
+                                       [ISO_ADAM] = "lr weight_decay beta1 beta2 eps",
+                                       [ISO_ADAMW] = "lr weight_decay beta1 beta2 eps",
+                                       [ISO_ADADELTA] = "lr weight_decay rho eps",
+                                       [ISO_ADAGRAD] = "lr weight_decay lr_decay eps",
+                                       [ISO_RMSPROP] = "lr momentum weight_decay alpha eps",
+                                       [ISO_LAMB] = "lr weight_decay beta1 beta2 eps",
+                                       [ISO_NADAM] = "lr weight_decay beta1 beta2 eps"};
+    bool right = true;
+    hyper_run h;
+    describe(&h, 1, 0, 0), open_run(&h);
+    for (int k = ISO_SGD; k <= ISO_NADAM; k++) {
+        iso_optimizer *o;
+        iso_assert_ok(iso_optimizer_create((iso_optimizer_kind)k, h.r.t.model, NULL, &o));
+        for (size_t i = 0; i < sizeof(name) / sizeof(name[0]); i++) {
+            iso_tournament_hyper list[1];
+            int count = 0;
+            bool uses = strstr(used[k], name[i]) != NULL;
+            bool listed = iso_tournament_list_hyper(o, name[i], list, 1, &count) == ISO_OK;
+            right = right && listed == uses && count == uses &&
+                    (uses || strstr(iso_last_error()->message, "does not use it"));
+        }
+        iso_optimizer_destroy(&o);
+    }
+    iso_assert_all(right);
+    tournament_close(&h.r);
+}
+
 // Equal ratios from the first trainer to the last, within the limits: 1 for the first value.
 static void first_values_spread(int ranks_per_node, double wanted0, double wanted1) {
     hyper_run h;
