@@ -124,10 +124,19 @@ iso__channel_load iso__channel_load_of(iso__channel *channel);
 // pairwise exchange and not MPI's all-reduce.
 bool iso__channel_in_two_levels(const iso__channel *channel, int item);
 bool iso__channel_in_pairs(const iso__channel *channel, int item);
-// Local. The bytes that chunks of sums should have at least, so that their messages do not become
-// short: in a channel of comm with these nodes (NULL: none), and in this channel. 0: any number.
-size_t iso__channel_least_chunk(const iso_comm *comm, const iso__channel_nodes *nodes);
-size_t iso__channel_least_chunk_of(const iso__channel *channel);
+// What keeps a link busy with sums: chunks of at least so many bytes, so that their messages do not
+// become short, and so many of them at once. A chunk that MPI's all-reduce sums takes 2 log2 P
+// rounds of messages that wait for each other; in the meantime others must use the link.
+typedef struct iso__channel_needs {
+    size_t chunk;
+    int under_way;
+} iso__channel_needs;
+// Local. Those of a channel of comm with these nodes (NULL: none), and of this channel.
+iso__channel_needs iso__channel_needs_for(const iso_comm *comm, const iso__channel_nodes *nodes);
+iso__channel_needs iso__channel_needs_of(const iso__channel *channel);
+// How many chunks of all-reduces of so many ranks should be under way. 2 are enough for 8 ranks;
+// simulated (docs/scale.md), 2 more for each doubling.
+int iso__sums_under_way(int ranks);
 
 // Adds what a round of this item moves. Local; the channel's communicator has been located
 // (iso__comm_locate).

@@ -51,18 +51,26 @@ bool iso__channel_sums_pairwise(const iso_comm *comm) {
            iso__pairwise_is_best(comm->engine, comm->size);
 }
 
-static size_t least_in_nodes(const iso_comm *comm, int nodes, int slices) {
-    return (size_t)slices * iso__pairwise_least_bytes(comm->engine, nodes);
+int iso__sums_under_way(int ranks) {
+    int rounds = 0;
+    while (1 << rounds < ranks) rounds++;
+    return rounds > 3 ? 2 * (rounds - 2) : 2;
 }
 
-size_t iso__channel_least_chunk(const iso_comm *comm, const iso__channel_nodes *nodes) {
-    if (nodes) return least_in_nodes(comm, nodes->nodes, nodes->slices);
-    bool pairs = iso__channel_sums_pairwise(comm);
-    return pairs ? iso__pairwise_least_bytes(comm->engine, comm->size) : 0;
+static iso__channel_needs needs_of(const iso__engine *engine, int ranks, int slices) {
+    size_t least = iso__pairwise_least_bytes(engine, ranks);
+    return (iso__channel_needs){.chunk = (size_t)slices * least,
+                                .under_way = least > 0 ? 2 : iso__sums_under_way(ranks)};
 }
 
-size_t iso__channel_least_chunk_of(const iso__channel *c) {
+iso__channel_needs iso__channel_needs_for(const iso_comm *comm, const iso__channel_nodes *nodes) {
+    if (nodes) return needs_of(comm->engine, nodes->nodes, nodes->slices);
+    if (iso__channel_sums_pairwise(comm)) return needs_of(comm->engine, comm->size, 1);
+    return (iso__channel_needs){.under_way = iso__sums_under_way(comm->size)};
+}
+
+iso__channel_needs iso__channel_needs_of(const iso__channel *c) {
     const iso__hierarchy *h = c->hierarchy;
-    if (h) return least_in_nodes(c->comm, h->nodes, h->slices);
-    return iso__channel_least_chunk(c->comm, NULL);
+    return h ? needs_of(c->comm->engine, h->nodes, h->slices)
+             : iso__channel_needs_for(c->comm, NULL);
 }

@@ -187,9 +187,10 @@ static iso_status open_channel(host *self, int c, iso__channel_item *item) {
         chunk *= (size_t)nodes->slices;
         window *= (size_t)nodes->slices;
     }
-    size_t least = iso__channel_least_chunk(self->comm, slices ? nodes : NULL);
-    if (chunk < least) chunk = least;
-    if (window < 2 * least) window = 2 * least;
+    iso__channel_needs needs = iso__channel_needs_for(self->comm, slices ? nodes : NULL);
+    if (chunk < needs.chunk) chunk = needs.chunk;
+    if (c == LONG && window < (size_t)needs.under_way * chunk)
+        window = (size_t)needs.under_way * chunk;
     ISO_TRY(iso__channel_create(self->comm, item, count, chunk, window, &self->channel[c]));
     return nodes ? iso__channel_use_nodes(self->channel[c], nodes) : ISO_OK;
 }

@@ -203,7 +203,8 @@ Test(np17_pairwise, sums_have_one_order) {
 static void chunks_suffice(const char *per_node, size_t expected) {
     setenv("ISO_RANKS_PER_NODE", per_node, 1);
     iso_assert_ok(iso__comm_locate(test_comm));
-    iso_assert_all(iso__channel_least_chunk(test_comm, NULL) == expected);
+    iso__channel_needs needs = iso__channel_needs_for(test_comm, NULL);
+    iso_assert_all(needs.chunk == expected && needs.under_way == 2);
 }
 
 // 8 KiB for each rank that a message goes to.
@@ -213,8 +214,8 @@ Test(np4_pairwise, other_sums_take_any_chunk) { chunks_suffice("1", 0); }
 Test(np6_pairwise, chunks_of_two_levels_are_as_long_for_each_slice) {
     iso__channel_nodes three = {.nodes = 3, .slices = 2}, two = {.nodes = 2, .slices = 3};
     chunks_suffice("1", 6 * 8192);
-    iso_assert_all(iso__channel_least_chunk(test_comm, &three) == 2 * 3 * 8192);
-    iso_assert_all(iso__channel_least_chunk(test_comm, &two) == 0);
+    iso_assert_all(iso__channel_needs_for(test_comm, &three).chunk == 2 * 3 * 8192);
+    iso_assert_all(iso__channel_needs_for(test_comm, &two).chunk == 0);
 }
 
 // So the bits of a run are those of MPI's algorithm, if it is known: with few elements it is a

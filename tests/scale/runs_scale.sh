@@ -54,7 +54,8 @@ run() { # sync, settings, ranks, ranks per host, Mbit/s, steps, warm-up
 
 run_sync() { # sync, ranks, ranks per host, Mbit/s
     case $1 in
-    blocking | lazy | gossip) run "$1" - "$2" "$3" "$4" 4 8 ;;
+    blocking | gossip) run "$1" - "$2" "$3" "$4" 4 8 ;;
+    lazy) run "$1" - "$2" "$3" "$4" 12 8 ;; # of 4 a part would pass before the first, unmeasured
     localsgd) run "$1" period=8 "$2" "$3" "$4" 16 8 ;;
     diloco) run "$1" period=16 "$2" "$3" "$4" 16 16 ;;
     daso) run "$1" warmup-steps=4,cooldown-steps=0 "$2" "$3" "$4" "$daso_steps" "$daso_steps" ;;

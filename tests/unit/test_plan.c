@@ -201,17 +201,24 @@ Test(plan, items_of_more_elements_than_an_int_counts) {
 Test(plan, chunks_take_about_a_millisecond) {
     const double speeds[] = {0, 1, 65536, 70000, 125000, 500000, 1048000, 1.25e6, 1e12, INFINITY};
     for (int n = 0; n < (int)(sizeof(speeds) / sizeof(speeds[0])); n++) {
-        iso__plan_config config = iso__plan_choose(speeds[n], 0);
+        iso__plan_config config = iso__plan_choose(speeds[n], (iso__channel_needs){.under_way = 2});
         double wanted = later(65536, speeds[n]) < 1 << 20 ? later(65536, speeds[n]) : 1 << 20;
         cr_expect(config.chunk_bytes % 4096 == 0 && config.bytes_per_ms == speeds[n]);
         cr_expect(fabs((double)config.chunk_bytes - wanted) <= 2048, "%zu for %g",
                   config.chunk_bytes, speeds[n]);
-        cr_expect(config.window >= 2 * config.chunk_bytes);
+        cr_expect(config.window == 2 * config.chunk_bytes);
         size_t least = 3 << 18; // of sums whose messages would become short
-        iso__plan_config longer = iso__plan_choose(speeds[n], least);
+        iso__plan_config longer =
+            iso__plan_choose(speeds[n], (iso__channel_needs){.chunk = least, .under_way = 6});
         cr_expect(longer.chunk_bytes == (config.chunk_bytes < least ? least : config.chunk_bytes));
-        cr_expect(longer.window >= 2 * longer.chunk_bytes);
+        cr_expect(longer.window == 6 * longer.chunk_bytes);
     }
+}
+
+Test(plan, more_chunks_are_under_way_on_more_ranks) {
+    static const int ranks[] = {1, 2, 3, 8, 9, 16, 17, 32, 64, 1024};
+    static const int expected[] = {2, 2, 2, 2, 4, 4, 6, 6, 8, 16};
+    for (int i = 0; i < 10; i++) cr_expect_eq(iso__sums_under_way(ranks[i]), expected[i]);
 }
 
 static iso_status made(iso__plan_item item, iso__plan_config config) {

@@ -11,19 +11,18 @@
 #define LEAST_CHUNK_BYTES ((size_t)64 << 10)
 #define MOST_CHUNK_BYTES  ((size_t)1 << 20)
 #define ROUND_BYTES       ((size_t)4 << 10)
-// While one chunk is on the wire, the next one is already posted.
-#define CHUNKS_UNDER_WAY 2
 
-iso__plan_config iso__plan_choose(double bytes_per_ms, size_t least) {
+iso__plan_config iso__plan_choose(double bytes_per_ms, iso__channel_needs needs) {
     double wanted = bytes_per_ms * CHUNK_MS;
     size_t chunk = LEAST_CHUNK_BYTES;
     if (wanted >= (double)MOST_CHUNK_BYTES)
         chunk = MOST_CHUNK_BYTES;
     else if (wanted > (double)LEAST_CHUNK_BYTES)
         chunk = ((size_t)wanted + ROUND_BYTES / 2) / ROUND_BYTES * ROUND_BYTES;
-    if (chunk < least) chunk = least;
-    return (iso__plan_config){
-        .bytes_per_ms = bytes_per_ms, .chunk_bytes = chunk, .window = CHUNKS_UNDER_WAY * chunk};
+    if (chunk < needs.chunk) chunk = needs.chunk;
+    return (iso__plan_config){.bytes_per_ms = bytes_per_ms,
+                              .chunk_bytes = chunk,
+                              .window = (size_t)needs.under_way * chunk};
 }
 
 static iso_status check_items(const iso__plan_item *item, int count,

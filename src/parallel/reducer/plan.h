@@ -24,8 +24,8 @@ typedef struct iso__plan_config {
         window; // as iso__channel_set_plan takes them; chunks are at most chunk_bytes
 } iso__plan_config;
 
-// Chooses chunks and window for a wire of that speed; chunks of at least `least` bytes.
-iso__plan_config iso__plan_choose(double bytes_per_ms, size_t least);
+// Chooses chunks and window for a wire of that speed, and for what the channel needs.
+iso__plan_config iso__plan_choose(double bytes_per_ms, iso__channel_needs needs);
 // Writes the chunks in the order in which they leave; free them with iso__free. On a tie, the item
 // with the lower index leaves first. The chunks of an item are nearly equal, in ascending order,
 // and cover it.

@@ -221,7 +221,7 @@ static iso_status make_plan(const iso__planner *p, iso__channel *channel,
     double bytes = (double)(now.bytes - p->load.bytes);
     double ms = (double)(now.busy_ns - p->load.busy_ns) * 1e-6;
     if (ms <= 0 || bytes <= 0) return ISO_OK; // nothing has travelled: keep the plan
-    iso__plan_config config = iso__plan_choose(bytes / ms, iso__channel_least_chunk_of(channel));
+    iso__plan_config config = iso__plan_choose(bytes / ms, iso__channel_needs_of(channel));
     int count = 0;
     ISO_TRY(iso__plan_make(item, items, &config, &out->chunk, &count));
     out->count = count;
