@@ -69,6 +69,10 @@ typedef struct iso_comm_config {
 // With fewer processes it stays as it is, and a warning names the option of mpirun that sets it:
 // --mca coll_libnbc_iallreduce_algorithm 3.
 //
+// One thread of a process at a time creates and destroys communicators and whatever has some of its
+// own (topologies, reducers, modules and optimizers that exchange), in the same order on all ranks:
+// Open MPI's ranks may otherwise wait for each other for ever.
+//
 // ISO_ERR_STATE if the mpirun of another MPI started the processes, so that each of them is alone.
 // ISO_ERR_TIMEOUT if a rank does not call this in time; see the blocking collectives below.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);
@@ -152,8 +156,8 @@ iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what
 // gradients in two levels (isotherm/reducer.h) counts 2 (R - 1) n bytes in a node of R ranks, and
 // one all-reduce of n bytes over as many ranks as there are nodes. A mean of n
 // bytes over P nodes (daso) counts 2 (P - 1) n bytes, and a broadcast from one rank (P - 1) n. (A
-// blocking one of more than 64 KiB to over four ranks moves at most log2(P) n / 2 more, which is not
-// counted.)
+// blocking one of more than 64 KiB to over four ranks moves at most log2(P) n / 2 more, which is
+// not counted.)
 typedef struct iso_traffic {
     int64_t bytes_sent;          // this rank's share
     int64_t bytes_between_nodes; // of these, bytes to other nodes

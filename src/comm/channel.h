@@ -124,9 +124,10 @@ iso__channel_load iso__channel_load_of(iso__channel *channel);
 // pairwise exchange and not MPI's all-reduce.
 bool iso__channel_in_two_levels(const iso__channel *channel, int item);
 bool iso__channel_in_pairs(const iso__channel *channel, int item);
-// What keeps a link busy with sums: chunks of at least so many bytes, so that their messages do not
-// become short, and so many of them at once. A chunk that MPI's all-reduce sums takes 2 log2 P
-// rounds of messages that wait for each other; in the meantime others must use the link.
+// What keeps a link busy with sums: long items are cut into chunks of at most so many bytes, or
+// more, so that their messages do not become short; and so many of them are under way at once. A
+// chunk that MPI's all-reduce sums takes 2 log2 P rounds of messages that wait for each other; in
+// the meantime others must use the link.
 typedef struct iso__channel_needs {
     size_t chunk;
     int under_way;

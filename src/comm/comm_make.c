@@ -159,16 +159,19 @@ iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Co
     return ISO_OK;
 }
 
-iso_status iso__comm_make_members(iso_comm *comm, const int *members, int count, int tag,
-                                  MPI_Comm *out) {
-    MPI_Group all, few;
+iso_status iso__comm_list_group(iso_comm *comm, const int *members, int count, MPI_Group *out) {
+    MPI_Group all;
     ISO_TRY_MPI(MPI_Comm_group(comm->mpi, &all));
-    int rc = MPI_Group_incl(all, count, members, &few);
+    int rc = MPI_Group_incl(all, count, members, out);
     MPI_Group_free(&all);
     ISO_TRY_MPI_CODE(rc, "MPI_Group_incl");
-    iso__comm_recipe recipe = {ISO_MAKE_GROUP, comm->mpi, .key = tag, .group = few};
+    return ISO_OK;
+}
+
+iso_status iso__comm_make_group(iso_comm *comm, MPI_Group *group, int tag, MPI_Comm *out) {
+    iso__comm_recipe recipe = {ISO_MAKE_GROUP, comm->mpi, .key = tag, .group = *group};
     iso_status status = iso__comm_make(comm, &recipe, out);
-    if (status != ISO_ERR_TIMEOUT) MPI_Group_free(&few); // MPI still uses it then
+    if (status != ISO_ERR_TIMEOUT) MPI_Group_free(group); // MPI still uses it then
     ISO_TRY(status);
     return ISO_OK;
 }

@@ -104,7 +104,7 @@ iso_status iso__bcast_long(iso_comm *comm, void *data, size_t bytes, int root);
 iso_status iso__comm_reduce(iso_comm *comm, MPI_Comm mpi, int64_t *numbers, int count, MPI_Op op,
                             const char *what);
 // Collective. A barrier with the time-out, before a call that can only block: that call then waits
-// for no rank that is stuck. what: "the barrier before MPI_Comm_split".
+// for no rank that is stuck. what: "the barrier before MPI_Comm_dup".
 iso_status iso__comm_meet(iso_comm *comm, const char *what);
 // A communicator made of `from`: by MPI_Comm_dup; a copy; MPI_Comm_split with color and key;
 // MPI_Comm_create_group with group and the tag key.
@@ -123,10 +123,10 @@ typedef struct iso__comm_recipe {
 // Collective over the members. With MPI_THREAD_MULTIPLE, waits until comm's time-out at most; after
 // a time-out MPI still uses the communicator and the group of the recipe.
 iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out);
-// Collective over the members, as above: a communicator of these ranks of comm, by
-// MPI_Comm_create_group.
-iso_status iso__comm_make_members(iso_comm *comm, const int *members, int count, int tag,
-                                  MPI_Comm *out);
+// Local: a group of these ranks of comm. Collective over its members, as above: a communicator of
+// them, by MPI_Comm_create_group; frees the group. So ranks can agree that all have one in between.
+iso_status iso__comm_list_group(iso_comm *comm, const int *members, int count, MPI_Group *out);
+iso_status iso__comm_make_group(iso_comm *comm, MPI_Group *group, int tag, MPI_Comm *out);
 // Sets Open MPI's all-reduce algorithm through MPI_T, if may_set, and writes the algorithm and the
 // reason. Returns its number, 0 if MPI chooses.
 int iso__choose_algorithm(bool may_set, char *text, size_t room);

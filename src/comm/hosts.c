@@ -4,6 +4,7 @@
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,18 +14,27 @@ typedef struct member {
     int rank;
 } member;
 
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static uint64_t boot; // a hash of the kernel's number
+
+// Once, so that a process does not change its host where it cannot open a file for a moment.
+static void read_boot(void) {
+    char text[64] = "";
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (file && !fgets(text, sizeof(text), file)) text[0] = '\0';
+    if (file) fclose(file);
+    boot = iso__hash(ISO_HASH_START, text, strlen(text));
+}
+
 // A number of this host: a hash of its name and of the number that the kernel drew when it booted.
-// Hosts of equal names differ in the latter, and containers of one host in the former. Not
-// negative.
+// Hosts of equal names differ in the latter. Containers of one host that have equal names are one
+// host here, and share memory only if mapping it succeeds. Not negative.
 static int64_t identify_host(void) {
-    char name[MPI_MAX_PROCESSOR_NAME] = "", boot[64] = "";
+    char name[MPI_MAX_PROCESSOR_NAME] = "";
     int length = 0;
     MPI_Get_processor_name(name, &length);
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (file && !fgets(boot, sizeof(boot), file)) boot[0] = '\0';
-    if (file) fclose(file);
-    uint64_t hash = iso__hash(ISO_HASH_START, name, strlen(name));
-    return (int64_t)(iso__hash(hash, boot, strlen(boot)) >> 1);
+    pthread_once(&once, read_boot);
+    return (int64_t)(iso__hash(boot, name, strlen(name)) >> 1);
 }
 
 static int compare_members(const void *left, const void *right) {

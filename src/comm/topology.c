@@ -67,13 +67,16 @@ static int list_unit(const iso_comm *comm, const int64_t *lowest, int *members) 
 static iso_status make_unit(iso_comm *comm, const int64_t *lowest, bool long_requests,
                             iso_comm **out) {
     void *members;
+    MPI_Group listed;
     MPI_Comm group;
     ISO_TRY(iso__comm_alloc_zero(comm, (size_t)comm->size * sizeof(int), &members));
-    iso_status status = iso__comm_meet(comm, "the barrier before MPI_Comm_create_group");
     int n = list_unit(comm, lowest, members);
-    if (status == ISO_OK) status = iso__comm_make_members(comm, members, n, UNIT_TAG, &group);
+    iso_status mine = iso__comm_list_group(comm, members, n, &listed);
     iso__free(members);
+    iso_status status = iso_comm_agree(comm, mine); // a barrier, too: the next call only blocks
+    if (status < 0 && mine == ISO_OK) MPI_Group_free(&listed);
     ISO_TRY(status);
+    ISO_TRY(iso__comm_make_group(comm, &listed, UNIT_TAG, &group));
     return adopt_group(comm, &group, long_requests, out);
 }
 
@@ -157,10 +160,14 @@ static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *mem
     iso_status worst = ISO_OK;
     for (int k = 0; k < t->groups; k++) {
         if (k % t->local_size != t->local_rank) continue;
+        MPI_Group listed;
         MPI_Comm group;
         list_members(t, lowest, k, members);
-        ISO_TRY(iso__comm_make_members(t->world, members, t->nodes, k, &group));
-        iso_status status = adopt_group(t->world, &group, has_long_requests(t), &t->leaders[k]);
+        iso_status status = iso__comm_list_group(t->world, members, t->nodes, &listed);
+        if (status < 0) iso__comm_lose(t->world); // the other members wait for this rank
+        ISO_TRY(status);
+        ISO_TRY(iso__comm_make_group(t->world, &listed, k, &group));
+        status = adopt_group(t->world, &group, has_long_requests(t), &t->leaders[k]);
         if (status < 0) worst = status;
     }
     return worst;

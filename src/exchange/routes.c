@@ -29,11 +29,11 @@ static iso_status place_group(iso_comm *all, iso_topology *t) {
 
 static iso_status make_group(iso_comm *all, int ranks, const iso_topology_config *config,
                              iso_topology **out) {
-    iso_comm *group;
-    ISO_TRY(iso__comm_create_group(all, ranks, true, &group));
-    iso_status status = iso_topology_create(group, config, out);
+    iso_comm *group = NULL;
+    iso_status status = iso__comm_create_group(all, ranks, true, &group);
+    if (status == ISO_OK) status = iso_topology_create(group, config, out);
     iso_comm_destroy(&group);
-    ISO_TRY(iso_comm_agree(all, status));
+    ISO_TRY(iso_comm_agree(all, status)); // the groups have failed or not, each for itself
     return place_group(all, *out);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Which ranks are on one host, and the nodes that follow from it. Ranks give the names of hosts
 // that do not exist.
-#include "comm/comm_calls.h"
+#include "comm/comm_state.h"
 #include "comm/traffic.h"
 #include "common/mpi_fixture.h"
 #include "common/shared_fixture.h"
@@ -29,6 +29,12 @@ int MPI_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm *out) {
 int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm *out) {
     splits++;
     return PMPI_Comm_split_type(comm, type, key, info, out);
+}
+
+static int fails_on = -1; // the rank on which no group can be made
+
+int MPI_Group_incl(MPI_Group group, int count, const int ranks[], MPI_Group *out) {
+    return test_rank == fails_on ? MPI_ERR_INTERN : PMPI_Group_incl(group, count, ranks, out);
 }
 
 static void setup(void) {
@@ -129,6 +135,21 @@ Test(np6_hosts, bytes_between_them_are_counted) {
     iso_assert_ok(iso__comm_locate(test_comm));
     iso_assert_all(iso__comm_nodes(test_comm, &equal) == 3 && !equal);
     iso_assert_all(splits == 0);
+}
+
+// Before anybody waits in MPI_Comm_create_group, all ranks learn of it.
+Test(np3_hosts, a_rank_without_a_group_is_told_of) {
+    iso_topology *t = NULL;
+    letters = "aba";
+    fails_on = 2;
+    test_comm->timeout_s = 5;
+    iso_status status = iso_topology_create(test_comm, NULL, &t);
+    iso_assert_all(status == ISO_ERR_MPI && !t);
+    iso_assert_all(strstr(iso_last_error()->message, "MPI_Group_incl"));
+    fails_on = -1;
+    iso_assert_ok(iso_topology_create(test_comm, NULL, &t));
+    iso_assert_all(t->nodes == 2);
+    iso_topology_destroy(&t);
 }
 
 // ISO_RANKS_PER_NODE makes one node of ranks whose memory is not shared.

@@ -193,7 +193,7 @@ Test(np6_pairwise, sums_have_one_order) { sums_have_one_order(); }
 Test(np7_pairwise, sums_have_one_order) { sums_have_one_order(); }
 Test(np3_pairwise_poll, sums_have_one_order) { sums_have_one_order(); }
 
-// More ranks than Open MPI's Rabenseifner would add in one power of two.
+// A rank more than a power of two.
 Test(np17_pairwise, sums_have_one_order) {
     static const size_t some[] = {1, 300, 4099};
     for (int k = 0; k < 3; k++) has_one_order(ISO_F32, some[k], 1 << 20);
@@ -207,7 +207,7 @@ static void chunks_suffice(const char *per_node, size_t expected) {
     iso_assert_all(needs.chunk == expected && needs.under_way == 2);
 }
 
-// 8 KiB for each rank that a message goes to.
+// Up to 8 KiB for each rank that a message goes to.
 Test(np3_pairwise, chunks_are_not_cut_into_short_messages) { chunks_suffice("1", 3 * 8192); }
 Test(np4_pairwise, other_sums_take_any_chunk) { chunks_suffice("1", 0); }
 

@@ -27,6 +27,10 @@ class Series:
             for run in map(json.loads, file):
                 each = run["ranks"] // run["hosts"]
                 self.runs[run["model"], run["sync"], run["ranks"], each, run["mbit"]] = run
+        for model in MODELS:
+            if (model, "blocking", 1, 1, 1000) not in self.runs:
+                sys.exit(f"table_scale.py: {path} has no run of {model} on one rank: add it by "
+                         f"runs_scale.sh BUILD TABLES {path} {model} 1 1 1000 blocking")
 
     def get(self, model, sync, ranks, each, mbit):
         return self.runs.get((model, sync, ranks, each, mbit))

@@ -7,7 +7,8 @@
 // A chunk occupies the wire for about this time (ms). A bucket that becomes ready later but is
 // needed earlier waits only for the chunks under way.
 #define CHUNK_MS 1.0
-// Smaller chunks cost too much overhead for each exchange; larger ones gain nothing.
+// Smaller chunks cost too much overhead for each exchange; larger ones gain nothing, unless they
+// become short messages to many ranks (iso__channel_needs).
 #define LEAST_CHUNK_BYTES ((size_t)64 << 10)
 #define MOST_CHUNK_BYTES  ((size_t)1 << 20)
 #define ROUND_BYTES       ((size_t)4 << 10)
