@@ -124,13 +124,12 @@ iso__channel_load iso__channel_load_of(iso__channel *channel);
 // pairwise exchange and not MPI's all-reduce.
 bool iso__channel_in_two_levels(const iso__channel *channel, int item);
 bool iso__channel_in_pairs(const iso__channel *channel, int item);
-// What keeps a link busy with sums: long items are cut into chunks of at most so many bytes, or
-// more, so that their messages do not become short; and so many of them are under way at once. A
-// chunk that MPI's all-reduce sums takes 2 log2 P rounds of messages that wait for each other; in
-// the meantime others must use the link.
+
+// What keeps a link busy with sums.
 typedef struct iso__channel_needs {
-    size_t chunk;
-    int under_way;
+    size_t chunk;  // cut long items at this length or a larger one: messages become short otherwise
+    int under_way; // chunks at once: one that MPI's all-reduce sums takes 2 log2 P rounds of
+                   // messages that wait for each other, while others must use the link
 } iso__channel_needs;
 // Local. Those of a channel of comm with these nodes (NULL: none), and of this channel.
 iso__channel_needs iso__channel_needs_for(const iso_comm *comm, const iso__channel_nodes *nodes);

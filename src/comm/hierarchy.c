@@ -31,9 +31,8 @@ static iso_status measure_cost(iso__hierarchy *h) {
     return ISO_OK;
 }
 
-enum {
-    PIECES_AT_ONCE = 8
-}; // with pairwise exchange: together 1 MB, or more with more than 15 nodes
+// With pairwise exchange: together 1 MB, or more between more than 15 nodes.
+enum { PIECES_AT_ONCE = 8 };
 
 static iso_status make_pairwise(iso__hierarchy *h, const iso_comm *across) {
     iso__engine *engine = h->world->engine;
