@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Which ranks are on one host, and the nodes that follow from it. Ranks give the names of hosts
 // that do not exist.
+#include "comm/comm_calls.h"
 #include "comm/comm_state.h"
 #include "comm/traffic.h"
 #include "common/mpi_fixture.h"
