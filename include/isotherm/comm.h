@@ -69,9 +69,9 @@ typedef struct iso_comm_config {
 // With fewer processes it stays as it is, and a warning names the option of mpirun that sets it:
 // --mca coll_libnbc_iallreduce_algorithm 3.
 //
-// One thread of a process at a time creates and destroys communicators and whatever has some of its
-// own (topologies, reducers, modules and optimizers that exchange), in the same order on all ranks:
-// Open MPI's ranks may otherwise wait for each other for ever.
+// Create and destroy communicators, and everything that has its own (topologies, reducers, modules
+// and optimizers that exchange), in one thread at a time and in the same order on all ranks.
+// Otherwise ranks may wait for each other until the time-out.
 //
 // ISO_ERR_STATE if the mpirun of another MPI started the processes, so that each of them is alone.
 // ISO_ERR_TIMEOUT if a rank does not call this in time; see the blocking collectives below.

@@ -17,9 +17,9 @@ typedef enum iso_scope {
 } iso_scope;
 
 typedef struct iso_topology_config {
-    // ISO_SCOPE_NODE: a node is the ranks on one host, or ISO_RANKS_PER_NODE consecutive ranks. Ranks
-    // are on one host if their MPI processor name and their kernel's boot number (Linux: boot_id) are
-    // equal. ISO_SCOPE_RANK: every rank is a node of its own.
+    // ISO_SCOPE_NODE: a node is the ranks on one host, or ISO_RANKS_PER_NODE consecutive ranks.
+    // Ranks are on one host if their MPI processor names and their kernels' boot numbers (Linux:
+    // boot_id) are equal. ISO_SCOPE_RANK: every rank is a node of its own.
     iso_scope unit;
     // true: create leader groups by MPI_Comm_create_group, which involves only their members.
     // false: by MPI_Comm_split, which involves all ranks but takes fewer calls. The groups are the

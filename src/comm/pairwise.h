@@ -46,9 +46,9 @@ typedef struct iso__pairwise {
 
 // Whether ISO_IALLREDUCE allows it, with Open MPI's algorithm `number` (coll_mpi.c).
 bool iso__pairwise_is_wanted(int number);
-// Whether so many ranks on nodes of their own sum so. The bytes into which long data is cut at
-// least; 0 if they do not.
+// Whether so many ranks sum so, if each is on a node of its own.
 bool iso__pairwise_is_best(const iso__engine *engine, int size);
+// The least length at which to cut long data for them; 0 if they sum in another way.
 size_t iso__pairwise_least_bytes(const iso__engine *engine, int size);
 
 // Local. For `count` sums at once, of at most bytes[i] each, on a communicator in which this rank

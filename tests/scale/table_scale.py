@@ -10,12 +10,21 @@ runs_scale.sh BUILD TABLES SERIES.jsonl NETWORK 1 1 1000 blocking
 """
 import json
 import math
+import os
 import re
 import sys
 
 SYNCS = ["blocking", "lazy", "localsgd", "diloco", "daso", "gossip"]
 MODELS = ["mlp", "cnn", "resnet18", "wide"]
-SHARE = 0.957  # of a link's rate that is left to values, as in the file costs
+
+
+def read_share():
+    """The share of a link's rate that is left to values."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "costs"), encoding="utf-8") as file:
+        return next(float(line.split()[0].split("=")[1]) for line in file if line.startswith("payload="))
+
+
+SHARE = read_share()
 
 
 class Series:
