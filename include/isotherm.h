@@ -8,6 +8,7 @@
 #include <isotherm/comm.h>
 #include <isotherm/comm_hook.h>
 #include <isotherm/daso.h>
+#include <isotherm/daso_heat.h>
 #include <isotherm/data.h>
 #include <isotherm/device.h>
 #include <isotherm/grad_scaler.h>

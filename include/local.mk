@@ -7,6 +7,7 @@ pkginclude_HEADERS += include/isotherm/clip.h
 pkginclude_HEADERS += include/isotherm/comm.h
 pkginclude_HEADERS += include/isotherm/comm_hook.h
 pkginclude_HEADERS += include/isotherm/daso.h
+pkginclude_HEADERS += include/isotherm/daso_heat.h
 pkginclude_HEADERS += include/isotherm/data.h
 pkginclude_HEADERS += include/isotherm/device.h
 pkginclude_HEADERS += include/isotherm/grad_scaler.h
