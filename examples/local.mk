@@ -97,6 +97,8 @@ TRAIN_RUN = \
     examples/train/train_scaler.c \
     examples/train/train_schedule.c \
     examples/train/train_settings.c \
+    examples/train/train_server.c \
+    examples/train/train_server.h \
     examples/train/train_setup.c \
     examples/train/train_state.c \
     examples/train/train_stats.c \

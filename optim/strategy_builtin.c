@@ -305,7 +305,9 @@ static iso_status check_daso(const iso_strategy_context *context, char *warning,
     ISO_CHECK(c.level_count == 0 || c.policy == ISO_POLICY_FIXED, ISO_ERR_ARG,
               "--levels and --policy cannot be combined: remove one of them");
     ISO_TRY(check_state(&c));
-    ISO_TRY(iso__daso_levels_check(&c, context->comm ? iso_comm_size(context->comm) : 0));
+    int ranks = context->comm ? iso_comm_size(context->comm) : 0;
+    ISO_TRY(iso__daso_server_check(&c, ranks));
+    ISO_TRY(iso__daso_levels_check(&c, ranks));
     ISO_TRY(iso__daso_rhythm_check(&c, &options));
     ISO_CHECK(!both_given(context, "warmup", "cooldown") || c.warmup + c.cooldown <= 1, ISO_ERR_ARG,
               "--warmup %g and --cooldown %g are more than the whole run: give fractions whose sum "

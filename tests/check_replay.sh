@@ -36,6 +36,8 @@ repeats "an adaptive slowmo" 2 "$@" --sync slowmo --policy adaptive --max-diverg
 repeats "async, with evaluations and checkpoints," 3 "$@" --sync async --eval-every 60 --checkpoint c --checkpoint-every 50
 repeats "a server, with evaluations and checkpoints," 3 "$@" --sync server --period 2 --eval-every 60 --checkpoint s \
     --checkpoint-every 50
+repeats "a rank that only serves, with evaluations and checkpoints," 3 "$@" --sync server --servers 1 --period 2 \
+    --eval-every 60 --checkpoint o --checkpoint-every 50
 awk '{ print } /"event":"change"/ && ++n == 3 { exit }' first >cut
 
 # A change that nothing measured would cause, in the step of the second send: it comes from the log alone.

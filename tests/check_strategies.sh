@@ -87,6 +87,7 @@ done
 learns --sync gossip --peers pair --wire int8
 learns --sync async
 learns --sync server
+learns --sync server --servers 1
 learns --sync tournament --unit rank --period 50 --validation 0.1
 # What travels in few bits between two nodes costs less than a point.
 ISO_RANKS_PER_NODE=1

@@ -146,6 +146,7 @@ typedef struct train_shares {
 enum { TRAIN_EXTENDED_ROOM = 400 };
 typedef struct train_run {
     const train_world *world;
+    int workers; // ranks that train; those behind them only serve, see train_server.h
     const train_options *options;
     const train_observer *observer;
     iso_loader *train_loader, *test_loader;
@@ -193,8 +194,7 @@ typedef struct train_run {
     double *step_wait_ms;             // the same of their waits, with --stats
     double waited_ms;                 // until the last of them
     int64_t timed_steps;              // since this process began
-    double steps_ms;                  // of training, since this process began
-    double steps_wait_ms;             // waits in these
+    double steps_ms, steps_wait_ms;   // of training and of its waits, since this process began
     iso_stop *stop;                   // by signals; NULL: there is no checkpoint to save to
     bool saves;                       // after epochs and at the end, what --resume needs
     bool stopped;                     // by a signal; the state is saved

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Refuses options that cannot be combined, before anything is opened.
+#include "train_server.h"
 #include "train_tournament.h"
 
 #include <math.h>
@@ -176,6 +177,7 @@ iso_status train_options_check(const train_options *o) {
     TRY(train_outlier_check(o));
     TRY(check_validation(o));
     TRY(train_tournament_check(o));
+    TRY(train_server_check(o));
     TRY(train_data_check(o));
     TRY(train_schedule_check(o));
     TRY(check_replay(o));

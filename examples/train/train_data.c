@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Opens the loaders of a run: the samples of each rank, the normalisation of pixels, and random
 // changes.
-#include "train.h"
+#include "train_server.h"
 
 #include <errno.h>
 #include <math.h>
@@ -106,14 +106,17 @@ static iso_status create_loaders(train_run *run) {
     changed.shift = (int)options->shift;
     changed.flip = options->flip;
     changed.crop = isnan(options->crop) ? 0 : options->crop;
+    // A rank that only serves takes no sample, and counts the batches of the others.
     iso_sampler_config order = {.batch = options->batch,
-                                .rank = world->rank,
-                                .ranks = world->ranks,
+                                .rank = train_serves(run) ? 0 : world->rank,
+                                .ranks = run->workers,
                                 .seed = (uint64_t)options->seed,
                                 .shuffle = true,
                                 .end = sampler_end(options->sampler)};
     TRY(iso_loader_create_take(world->device, iso_dataset_retain(world->train_set), &order,
                                &changed, &run->train_loader));
+    order.rank = world->rank;
+    order.ranks = world->ranks;
     order.shuffle = false;
     order.count = run->test_samples;
     order.end = ISO_SAMPLER_SHARE;

@@ -76,7 +76,7 @@ static iso_status check_batch(const train_run *run, const train_shares *now) {
 
 iso_status train_ranks_check(train_run *run, const char *settings) {
     const train_options *o = run->options;
-    train_shares now = {run->world->ranks, o->batch, o->accumulate};
+    train_shares now = {run->workers, o->batch, o->accumulate};
     TRY(read_shares(run, settings));
     run->other_ranks = run->before.ranks > 0 && run->before.ranks != now.ranks;
     if (!run->other_ranks) return ISO_OK;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Reports the progress of a training run: lines and a bar for people, JSON lines for programs.
-#include "train.h"
+#include "train_server.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -95,10 +95,9 @@ void train_report_start(const train_run *run) {
     char times[32] = "", algorithm[ALGORITHM_ROOM];
     if (o->accumulate > 1) snprintf(times, sizeof(times), " x %lld", (long long)o->accumulate);
     fprintf(to, "training  %s on %s x %s%s, %s, %s, %s schedule, lr %g\n",
-            count_text(run->world->ranks, "rank", ranks),
-            count_text(run->world->nodes, "node", nodes), count_text(o->batch, "sample", samples),
-            times, count_text(run->steps, "step", steps), o->optimizer, o->schedule,
-            run->schedule.lr);
+            count_text(run->workers, "rank", ranks), count_text(run->world->nodes, "node", nodes),
+            count_text(o->batch, "sample", samples), times, count_text(run->steps, "step", steps),
+            o->optimizer, o->schedule, run->schedule.lr);
     fprintf(to, "cores     %s; %lld compute thread%s each%s\n", run->world->cores.all,
             (long long)o->threads, o->threads > 1 ? "s" : "",
             run->world->bound ? ", bound to a share of them" : "");
@@ -275,7 +274,7 @@ static int by_value(const void *a, const void *b) {
 
 static double median_step(train_run *run) {
     int64_t count = run->timed_steps < TRAIN_STEP_TIMES ? run->timed_steps : TRAIN_STEP_TIMES;
-    if (count == 0) return NAN;
+    if (count == 0) return train_serves(run) ? 0 : NAN;
     qsort(run->step_ms, (size_t)count, sizeof(*run->step_ms), by_value);
     return run->step_ms[count / 2];
 }
@@ -324,9 +323,9 @@ static iso_status measure_run(train_run *run, train_result *out) {
                         wait_ms,
                         out->wait_ms_per_sync,
                         iso_peak_rss_mb(),
-                        run->steps_ms / (double)run->timed_steps,
-                        run->steps_wait_ms / (double)run->timed_steps,
-                        run->seen.work_ms / (double)run->timed_steps};
+                        run->steps_ms / train_timed_steps(run),
+                        run->steps_wait_ms / train_timed_steps(run),
+                        run->seen.work_ms / train_timed_steps(run)};
     TRY(iso_comm_allreduce_f64(comm, largest, 7, ISO_MAX));
     TRY(iso_comm_allreduce_i64(comm, bytes, 2, ISO_SUM));
     out->steps = run->at.step;

@@ -2,6 +2,7 @@
 // A training run from its beginning, or from a saved state, to its end.
 #include "train.h"
 #include "train_lock.h"
+#include "train_server.h"
 
 #include <math.h>
 #include <string.h>
@@ -126,7 +127,7 @@ static int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 // Samples of this rank in a batch of the epoch; the same on all ranks.
 static int64_t batch_size(const train_run *run, int64_t batch) {
     const train_options *o = run->options;
-    int64_t share = (run->world->info.count + run->world->ranks - 1) / run->world->ranks;
+    int64_t share = (run->world->info.count + run->workers - 1) / run->workers;
     if (strcmp(o->sampler, "drop") == 0) return o->batch;
     return smaller_of(o->batch, share - batch * o->batch);
 }
@@ -283,14 +284,15 @@ static void time_step(train_run *run, int64_t began) {
 }
 
 static iso_status train_epoch(train_run *run) {
-    TRY(iso_loader_start(run->train_loader, run->at.epoch, run->at.batch));
+    bool serves = train_serves(run);
+    if (!serves) TRY(iso_loader_start(run->train_loader, run->at.epoch, run->at.batch));
     start_clock(run);
     int64_t batches = iso_loader_batches(run->train_loader);
     while (run->at.step < run->steps && run->at.batch < batches) {
         int64_t began = iso_now();
         iso_recorder_note("step", (uint32_t)run->at.step + 1);
-        TRY(make_step(run));
-        time_step(run, began);
+        TRY(serves ? tell_step(run, train_server_step(run)) : make_step(run));
+        if (!serves) time_step(run, began);
         TRY(train_sync_look(run));
         TRY(train_rebuild_look(run));
         TRY(look_around(run));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Sets up what training runs share, and each run: loaders, model, optimizer, and the
 // synchronisation of the ranks.
-#include "train.h"
+#include "train_server.h"
 
 #include "support/models.h"
 #include "train_lock.h"
@@ -210,6 +210,7 @@ static bool saves_states(const train_options *o) {
 
 iso_status train_setup_local(train_run *run) {
     const train_options *options = run->options;
+    TRY(train_server_setup(run));
     TRY(train_loaders_open(run));
     run->epoch_steps = train_steps_of(options, iso_loader_batches(run->train_loader));
     run->steps = options->steps > 0 ? options->steps : options->epochs * run->epoch_steps;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Sets up the strategy of --sync, and reports its exchanges step by step.
+#include "train_server.h"
 #include "train_tournament.h"
 
 #include <math.h>
@@ -138,6 +139,7 @@ int64_t train_parameter_traffic(const train_run *run) {
 }
 
 double train_wait_ms(const train_run *run) {
+    if (train_serves(run)) return 0; // what it is there for
     iso_reducer_stats gradients;
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &gradients);
     return run->sum.wait_ms + gradients.wait_ms + told_by_strategy(run).wait_ms;

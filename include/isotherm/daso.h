@@ -332,23 +332,32 @@ typedef struct iso_daso_config {
     bool asynchronous;
     double interval_ms; // asynchronous: the least time from a send to the next, >= 0
     // asynchronous: a parameter server instead of averages (Downpour SGD: Dean et al., NeurIPS
-    // 2012). Every rank is a worker, and rank s also serves shard s, one P-th of the parameters; no
-    // rank only serves. Every global_skip steps a worker pushes to each server a (x - k): the scale
-    // a times what it has changed in the shard since it last knew the server's values. Then k = x.
-    // The server adds this to its values y when it next ends a step, and answers with y. When the
-    // answer is there, the worker merges it after one of its steps: x = y + (x - k), k = y. No step
-    // waits. A rank that makes no step delays the answers of its own shard, and nothing else. A
-    // shard is not pushed again before its answer was merged.
+    // 2012). Every rank is a worker, and rank s also serves shard s, one P-th of the parameters; or
+    // some ranks only serve, see `servers`. Every global_skip steps a worker pushes to each server
+    // a (x - k): the scale a times what it has changed in the shard since it last knew the server's
+    // values. Then k = x. The server adds this to its values y when it next ends a step, and
+    // answers with y. When the answer is there, the worker merges it after one of its steps: x = y
+    // + (x - k), k = y. No step waits. A rank that makes no step delays the answers of its own
+    // shard, and nothing else. A shard is not pushed again before its answer was merged.
     //
     // Where ranks meet, as above, all of them push what they have not pushed, and take the values
     // of the servers. So all ranks go on with equal parameters, and with optimizer states of their
     // own. In saved state the servers need no place. One rank trains alone; nothing changes its
     // parameters. A rank whose parameters are not finite gets an error from the step that was to
     // push them; all ranks get it where they meet, and then push nothing. Requires what
-    // iso_server_config sets, except for total_steps, phases, global_skip and push_scale.
+    // iso_server_config sets, except for total_steps, phases, global_skip, push_scale and servers.
     // `divergence` and `exchange_ms` are not measured.
     bool server;
-    double push_scale; // server: a; 0: 1 / P, so that progress that all ranks make counts once
+    double push_scale; // server: a; 0: 1 / workers, so that progress that all make counts once
+    // server: the last so many ranks, fewer than P, only serve, one shard each, and the others are
+    // the workers, who serve nothing. 0: all ranks do both. On a rank that only serves a step needs
+    // no forward and no backward: it counts, changes no parameter, and serves the pushes that are
+    // there. So let it make its steps at once. Then it serves while it waits for the others: where
+    // ranks meet, and in any call on the communicator of data_parallel. Its buffers count in no
+    // mean, and are synchronised at evaluations or on call only (ISO_ERR_UNSUPPORTED). Requires
+    // phases of 0 steps. A saved state goes on with the same number of ranks and servers only
+    // (ISO_ERR_MISMATCH). iso_daso_reset is ISO_ERR_UNSUPPORTED.
+    int servers;
     // Tournaments, see isotherm/tournament.h; copied. NULL: none. The nodes are the trainers, or,
     // with ISO_SCOPE_RANK, the ranks. Parameters and buffers travel, and with them optimizer state,
     // unless keep_state is set; nothing is averaged. Trainers are paired by `seed` and the number

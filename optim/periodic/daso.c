@@ -248,6 +248,7 @@ static iso_status start_over(daso *self) {
 }
 
 static iso_status reset_daso(iso_optimizer *optimizer) {
+    ISO_TRY(iso__worker_check_reset(&self_of(optimizer)->engine));
     ISO_TRY(iso__periodic_finish(&self_of(optimizer)->engine, true));
     ISO_TRY(start_over(self_of(optimizer)));
     iso_optimizer_zero_grad(optimizer);
@@ -439,6 +440,7 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
     };
     engine.exchanges = config->fragments > 1 ? config->fragments : 1;
     engine.server = config->server;
+    engine.servers = config->servers;
     engine.strides = config->fragment_order == ISO_FRAGMENT_STRIDES;
     engine.lower_count = config->level_count > 0 ? config->level_count - 1 : 0;
     if (config->gossip && config->outer) engine.lower_count = 1;
@@ -447,11 +449,11 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
     return engine;
 }
 
-// Levels must divide the ranks of data_parallel. What is no data_parallel is refused later.
+// What is no data_parallel is refused later.
 static iso_status check_config(const iso_daso_config *config, iso_module *data_parallel) {
-    ISO_TRY(iso__daso_config_check(config));
-    if (config->level_count == 0 || !iso_data_parallel_reducer(data_parallel)) return ISO_OK;
-    return iso__daso_levels_check(config, iso_comm_size(iso_data_parallel_comm(data_parallel)));
+    bool known = iso_data_parallel_reducer(data_parallel) != NULL;
+    int ranks = known ? iso_comm_size(iso_data_parallel_comm(data_parallel)) : 0;
+    return iso__daso_config_check(config, ranks);
 }
 
 iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_parallel,

@@ -193,10 +193,10 @@ iso_status iso__daso_rhythm_check(const iso_daso_config *c, const iso__daso_name
     return ISO_OK;
 }
 
-iso_status iso__daso_config_check(const iso_daso_config *c) {
+iso_status iso__daso_config_check(const iso_daso_config *c, int ranks) {
     static const iso__daso_names fields = {"daso: ", "global_skip", "batches_to_wait",
                                            "max_global_skip", "policy"};
-    ISO_TRY(iso__daso_levels_check(c, 0));
+    ISO_TRY(iso__daso_levels_check(c, ranks));
     ISO_TRY(iso__daso_at_least("total_steps", c->total_steps, 1));
     ISO_TRY(check_share("warmup", c->warmup));
     ISO_TRY(check_share("cooldown", c->cooldown));
@@ -223,7 +223,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(iso__daso_fragments_check(c));
     ISO_TRY(check_gossip(c));
     ISO_TRY(check_async(c));
-    ISO_TRY(iso__daso_server_check(c));
+    ISO_TRY(iso__daso_server_check(c, ranks));
     ISO_TRY(iso__daso_tournament_check(c));
     ISO_TRY(check_state(c));
     ISO_TRY(check_outer_skip(c));

@@ -68,7 +68,7 @@ double iso__wire_consensus(iso_wire wire, double topk_ratio) {
 typedef struct daso_values {
     iso_daso_config config;
     int unit, wire, outer;
-    int64_t fragments;
+    int64_t fragments, servers;
     double outer_lr, outer_momentum, mix; // -1: the rule's own
     const char *levels;                   // NULL: none
     int metric, moves;                    // of tournaments
@@ -246,7 +246,10 @@ const iso_setting iso__server_setting[] = {
      .meaning = "steps between exchanges of parameters"},
     {"push-scale", NUMBER, FIELD(push_scale), 1e-9, 1e6,
      .meaning = "factor of the changes that a rank pushes to the parameter server (default: 1 / "
-                "ranks)"},
+                "ranks that train)"},
+    {"servers", INTEGER, offsetof(daso_values, servers), .low = 0, .high = 1e6, .initial = "0",
+     .meaning = "ranks that only serve the parameters, the last ones; 0: every rank trains and "
+                "serves a part"},
     {WARMUP, .initial = "0"},
     {WARMUP_STEPS}};
 const iso_setting iso__tournament_setting[] = {
@@ -333,6 +336,7 @@ static daso_values values_of_daso(const iso_daso_config *config) {
     return (daso_values){.config = *config,
                          .unit = config->unit == ISO_SCOPE_RANK,
                          .fragments = config->fragments > 1 ? config->fragments : 1,
+                         .servers = config->servers,
                          .outer_lr = -1,
                          .outer_momentum = -1,
                          .mix = -1,
@@ -370,6 +374,7 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
     config->unit = v.unit == 1 ? ISO_SCOPE_RANK : ISO_SCOPE_NODE;
     config->wire = wires[v.wire];
     config->fragments = (int)v.fragments;
+    config->servers = (int)v.servers;
     return ISO_OK;
 }
 
@@ -405,8 +410,8 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
         used += snprintf(text + used, room - (size_t)used, "asynchronous: every %g ms\n",
                          config->interval_ms);
     if (config->server)
-        used += snprintf(text + used, room - (size_t)used, "server: push_scale %g\n",
-                         config->push_scale);
+        used += snprintf(text + used, room - (size_t)used, "server: push_scale %g, servers %d\n",
+                         config->push_scale, config->servers);
     if (config->gossip)
         used +=
             snprintf(text + used, room - (size_t)used, "gossip: %s, consensus_step %g\n",

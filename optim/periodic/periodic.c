@@ -398,7 +398,7 @@ iso_status iso__periodic_check_training(const iso__periodic *p) {
 
 iso_status iso__periodic_step(iso__periodic *p) {
     ISO_TRY(iso__periodic_check_training(p));
-    ISO_TRY(iso_optimizer_step(p->inner));
+    ISO_TRY(p->serves ? ISO_OK : iso_optimizer_step(p->inner));
     note_update(p);
     p->stats.steps++;
     measure_step(p, iso_now());

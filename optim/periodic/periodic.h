@@ -91,6 +91,7 @@ typedef struct iso__periodic_config {
     bool strides;
     // A parameter server takes the place of exchanges: there are none.
     bool server;
+    int servers; // so many ranks, the last ones, only serve
     // The number of ranks in the groups of each lower level, except gossip. Level lower_count is
     // all ranks.
     int lower_count, lower_ranks[ISO_DASO_LEVELS];
@@ -159,7 +160,7 @@ typedef struct iso__periodic {
     iso_comm *node;            // the same for the node; owned
     iso__routes *routes;       // for the averages, one for each exchange
     iso__routes *lower[ISO_DASO_LEVELS]; // the same within the groups of the lower levels
-    const iso_topology *layout; // that of `ranks`, or of the routes
+    const iso_topology *layout;          // that of `ranks`, or of the routes
     // Every rank goes its own way and nodes have several: means over all ranks add up inside nodes
     // first. The routes then join nodes, and `ranks` has a node for each rank. NULL: not so.
     iso_topology *ranks;
@@ -191,6 +192,7 @@ typedef struct iso__periodic {
 
     iso__async async;
     iso__worker *worker; // NULL: there is no parameter server, or only this rank
+    bool serves;         // this rank makes no updates, see `servers` of iso_daso_config
     iso__match match;
     double metrics[ISO__METRICS]; // of the last exchange, maximum over ranks
     double last_wait_ms, own_divergence;
@@ -203,6 +205,7 @@ typedef struct iso__periodic {
     struct {
         int64_t number[ISO__PERIODIC_NUMBERS];
         double metric[ISO__METRICS + 4];
+        int64_t servers;
     } saved; // for saved state, see periodic_state.c
 } iso__periodic;
 
@@ -308,6 +311,9 @@ iso_status iso__async_end(iso__periodic *p, int64_t step);
 // which are equal. So nothing of the servers needs to be saved: a run begins, and goes on, with
 // copies that are the parameters. Optimizer states stay different.
 //
+// Ranks may only serve: their steps update nothing and push nothing, and they serve while they wait
+// in any call on p->comm.
+//
 // A run that repeats another one serves in the same order, merges in the same steps, and waits for
 // what has not arrived. All messages that this needs had been posted then, so no rank can deadlock.
 
@@ -324,6 +330,15 @@ iso_status iso__worker_step(iso__periodic *p, int64_t step);
 // Collective. After the last update of the cycling phase: ranks meet.
 iso_status iso__worker_end(iso__periodic *p, int64_t step);
 bool iso__worker_pending(const iso__periodic *p); // an answer is outstanding
+// The number of ranks that make updates.
+static inline int iso__periodic_trainers(const iso__periodic *p) {
+    return iso_comm_size(p->comm) - p->config.servers;
+}
+// With ranks that only serve, whose optimizer states mean nothing, a state is for the same ranks.
+iso_status iso__worker_state(iso__periodic *p, iso_state *state);
+iso_status iso__worker_loaded(const iso__periodic *p);
+// ISO_ERR_UNSUPPORTED for the mean of optimizer states, where some ranks have none.
+iso_status iso__worker_check_reset(const iso__periodic *p);
 
 // ---- periodic_match.c -----------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@
 #include "parallel/parallel_impl.h"
 
 #include <isotherm/trace.h>
+#include <string.h>
 
 int iso__periodic_last(const iso__periodic *p, iso__payload payload) {
     const iso_tournament *t = p->config.tournament;
@@ -49,10 +50,11 @@ static iso_status sum_over(iso__periodic *p, iso_comm *comm, size_t count, iso_d
     return ISO_OK;
 }
 
-// Of ranks that have gone their own ways. x: a flat array.
-static iso_status mean_over(iso__periodic *p, iso_comm *comm, iso__flat size, float *x) {
-    double *y = (void *)((char *)x + iso__flat_f64(size)), ranks = iso_comm_size(comm);
-    float factor = 1.0f / (float)iso_comm_size(comm);
+// Of ranks that have gone their own ways. x: a flat array. ranks: so many of them count; the others
+// have zeros.
+static iso_status mean_over(iso__periodic *p, iso_comm *comm, int ranks, iso__flat size, float *x) {
+    double *y = (void *)((char *)x + iso__flat_f64(size));
+    float factor = 1.0f / (float)ranks;
     ISO_TRY(sum_over(p, comm, size.f32, ISO_F32, x));
     ISO_TRY(sum_over(p, comm, size.f64, ISO_F64, y));
     for (size_t i = 0; i < size.f32; i++) x[i] *= factor;
@@ -73,7 +75,7 @@ static iso_status exact_mean(iso__periodic *p, iso__payload payload, float *x, c
     ISO_TRY(iso__periodic_fetch(p, 0, last, x));
     bool state = payload == ISO__PAYLOAD_STATE;
     if (!p->node_equal || (state && !state_is_node_equal(p)))
-        ISO_TRY(mean_over(p, p->node, iso__periodic_flat(p, 0, last), x));
+        ISO_TRY(mean_over(p, p->node, iso_comm_size(p->node), iso__periodic_flat(p, 0, last), x));
     ISO_TRY(iso__average_start(average, x, ISO__SHARDS, metrics));
     ISO_TRY(iso__average_finish(average, mean, metrics));
     return ISO_OK;
@@ -108,7 +110,7 @@ iso_status iso__periodic_node_average(iso__periodic *p) {
     if (p->node_equal && (!state || state_is_node_equal(p))) return ISO_OK;
     int64_t start = iso_now();
     ISO_TRY(iso__periodic_fetch(p, 0, last, p->room));
-    ISO_TRY(mean_over(p, p->node, iso__periodic_flat(p, 0, last), p->room));
+    ISO_TRY(mean_over(p, p->node, iso_comm_size(p->node), iso__periodic_flat(p, 0, last), p->room));
     ISO_TRY(iso__periodic_put(p, 0, last, p->room));
     if (state) ISO_TRY(iso__periodic_agree_on_steps(p, p->node));
     p->node_equal = true;
@@ -121,8 +123,11 @@ iso_status iso__periodic_node_average(iso__periodic *p) {
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm) {
     if (p->buffer_count == 0 || iso_comm_size(comm) == 1) return ISO_OK;
     int first = p->parameter_count, last = first + p->buffer_count;
+    iso__flat size = iso__periodic_flat(p, first, last);
+    int ranks = comm == p->comm ? iso__periodic_trainers(p) : iso_comm_size(comm);
     ISO_TRY(iso__periodic_fetch(p, first, last, p->room));
-    ISO_TRY(mean_over(p, comm, iso__periodic_flat(p, first, last), p->room));
+    if (p->serves) memset(p->room, 0, iso__flat_bytes(size));
+    ISO_TRY(mean_over(p, comm, ranks, size, p->room));
     return iso__periodic_put(p, first, last, p->room);
 }
 

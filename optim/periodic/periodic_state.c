@@ -156,7 +156,7 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     state->moved_user = p;
     ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
     ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__METRICS + 4, p->saved.metric));
-    if (p->config.server) return ISO_OK; // servers begin with the parameters
+    if (p->config.server) return iso__worker_state(p, state); // servers begin with the parameters
     ISO_TRY(add_flat(p, "daso/sent", p->sent, state));
     ISO_TRY(add_flat(p, "daso/mean", p->mean, state));
     ISO_TRY(add_outer(p, state));
@@ -198,6 +198,7 @@ iso_status iso__periodic_loaded(iso__periodic *p) {
     ISO_CHECK(number[SCOPE] >= ISO_SCOPE_WORLD && number[SCOPE] <= ISO_SCOPE_RANK &&
                   number[TURNS] >= 0,
               ISO_ERR_FORMAT, "the saved state of daso is damaged: its numbers are invalid");
+    ISO_TRY(iso__worker_loaded(p));
     for (int i = 0; i < p->exchange_count; i++)
         ISO_TRY(load_exchange(&p->exchange[i], i == 0 ? first : p->exchange[i].saved));
     p->exchange[0].turns = number[TURNS]; // gossip has one exchange

@@ -4,6 +4,7 @@
 #include "comm/traffic.h"
 #include "exchange/server.h"
 #include "optim/periodic/worker_events.h"
+#include "optim/resume/resume_impl.h"
 #include "parallel/parallel_impl.h"
 
 #include <isotherm/trace.h>
@@ -87,6 +88,12 @@ static size_t cut_span(const iso__server_part *shard, const iso__span *span, siz
     return from < to ? to - from : 0;
 }
 
+static iso_status for_each_shard(iso__periodic *p, iso_status (*act)(iso__periodic *p, int rank)) {
+    for (int r = 0; r < iso_comm_size(p->comm); r++)
+        if (iso__server_serves(p->worker->server, r)) ISO_TRY(act(p, r));
+    return ISO_OK;
+}
+
 // The parameters with elements of the shard; at: those of each type before the first one.
 static void find_spans(const iso__periodic *p, const iso__server_part *shard, int *first, int *last,
                        size_t at[2]) {
@@ -145,11 +152,9 @@ static iso_status take_changes(iso__periodic *p, int rank) {
     return visit_shard(p, rank, changes, change_slice, false);
 }
 
-static iso_status look_at_all(iso__periodic *p) {
+static iso_status look_at(iso__periodic *p, int rank) {
     void *const none[2] = {p->sent, p->sent}; // not used
-    for (int r = 0; r < iso_comm_size(p->comm); r++)
-        ISO_TRY(visit_shard(p, r, none, look_slice, false));
-    return ISO_OK;
+    return visit_shard(p, rank, none, look_slice, false);
 }
 
 // ---- Steps ------------------------------------------------------------------------------------------
@@ -194,17 +199,14 @@ static iso_status repeat_events(iso__periodic *p) {
     return ISO_OK;
 }
 
-static iso_status push_due(iso__periodic *p) {
+static iso_status push_if_due(iso__periodic *p, int rank) {
     iso__worker *w = p->worker;
-    for (int r = 0; r < iso_comm_size(p->comm); r++) {
-        if (p->async.step - w->pushed_at[r] < w->period || iso__server_is_asked(w->server, r))
-            continue;
-        ISO_TRY(take_changes(p, r));
-        ISO_TRY(iso__server_push(w->server, r));
-        w->pushed_at[r] = p->async.step;
-        if (r == iso_comm_rank(p->comm)) ISO_TRY(merge_answer(p, r));
-    }
-    return ISO_OK;
+    bool due = p->async.step - w->pushed_at[rank] >= w->period;
+    if (!due || iso__server_is_asked(w->server, rank)) return ISO_OK;
+    ISO_TRY(take_changes(p, rank));
+    ISO_TRY(iso__server_push(w->server, rank));
+    w->pushed_at[rank] = p->async.step;
+    return rank == iso_comm_rank(p->comm) ? merge_answer(p, rank) : ISO_OK;
 }
 
 // Traffic is that of the server's messages.
@@ -223,20 +225,27 @@ static iso_status check_lost(const iso__worker *w) {
     return ISO_OK;
 }
 
-iso_status iso__worker_begin(iso__periodic *p) {
+// Servers begin with the parameters, which all ranks have.
+static iso_status fill_copy(iso__periodic *p) {
     iso__worker *w = p->worker;
-    if (!w || w->open) return ISO_OK;
-    ISO_TRY(check_lost(w));
-    p->async.apart = true;
     iso__server_part own = iso__server_shard(w->server, iso_comm_rank(p->comm));
     size_t f64 = iso__flat_f64(iso__periodic_flat(p, 0, p->parameter_count));
-    if (p->equal) {
-        ISO_TRY(iso__periodic_fetch(p, 0, p->parameter_count, p->sent));
-        for (int k = 0; k < 2; k++)
+    ISO_TRY(iso__periodic_fetch(p, 0, p->parameter_count, p->sent));
+    for (int k = 0; k < 2; k++)
+        if (own.count[k] > 0)
             memcpy(iso__server_copy(w->server, k),
                    (char *)p->sent + (k ? f64 : 0) + bytes_of(k, own.first[k]),
                    bytes_of(k, own.count[k]));
-    }
+    return ISO_OK;
+}
+
+iso_status iso__worker_begin(iso__periodic *p) {
+    iso__worker *w = p->worker;
+    if (p->serves) iso__data_parallel_buffers(p->data_parallel)->due = true; // as after a backward
+    if (!w || w->open) return ISO_OK;
+    ISO_TRY(check_lost(w));
+    p->async.apart = true;
+    if (p->equal) ISO_TRY(fill_copy(p));
     for (int r = 0; r < iso_comm_size(p->comm); r++) w->pushed_at[r] = p->async.step;
     ISO_TRY(iso__server_open(w->server));
     w->open = true;
@@ -256,7 +265,7 @@ iso_status iso__worker_step(iso__periodic *p, int64_t step) {
         ISO_TRY(iso__server_serve_all(w->server));
         ISO_TRY(pull_all(p, ISO__SERVER_TEST));
     }
-    ISO_TRY(push_due(p));
+    if (!p->serves) ISO_TRY(for_each_shard(p, push_if_due));
     count_traffic(p, &before);
     p->stats.work_ms += (double)(iso_now() - began) * 1e-6;
     return ISO_OK;
@@ -266,14 +275,12 @@ iso_status iso__worker_step(iso__periodic *p, int64_t step) {
 
 static iso_status meet_ranks(iso__periodic *p, bool failed) {
     iso__worker *w = p->worker;
-    int ranks = iso_comm_size(p->comm);
     if (iso__events_repeat(&w->events)) ISO_TRY(repeat_events(p));
     ISO_TRY(iso__server_gather(w->server, &failed));
     ISO_TRY(pull_all(p, ISO__SERVER_WAIT_SERVING));
-    for (int r = 0; r < ranks && !failed; r++) ISO_TRY(take_changes(p, r));
+    if (!failed) ISO_TRY(for_each_shard(p, take_changes));
     ISO_TRY(iso__server_finish(w->server, failed));
-    for (int r = 0; r < ranks && !failed; r++) ISO_TRY(merge_answer(p, r));
-    return ISO_OK;
+    return failed ? ISO_OK : for_each_shard(p, merge_answer);
 }
 
 static iso_status meet_workers(iso__periodic *p) {
@@ -286,7 +293,7 @@ static iso_status meet_workers(iso__periodic *p) {
     w->open = p->async.apart = false;
     p->last_step_ns = 0; // this wait is not part of a step
     iso__server_traffic(w->server, &before);
-    iso_status mine = look_at_all(p);
+    iso_status mine = for_each_shard(p, look_at);
     w->meets = true;
     iso_status status = meet_ranks(p, mine < 0);
     w->meets = false;
@@ -314,6 +321,28 @@ bool iso__worker_pending(const iso__periodic *p) {
     return any;
 }
 
+iso_status iso__worker_state(iso__periodic *p, iso_state *state) {
+    p->saved.servers = p->config.servers;
+    if (p->config.servers == 0) return ISO_OK;
+    return iso__state_add_own(state, ISO_OWN_REFUSED, "daso/servers", ISO_STATE_I64, 1,
+                              &p->saved.servers);
+}
+
+iso_status iso__worker_loaded(const iso__periodic *p) {
+    ISO_CHECK(p->saved.servers == p->config.servers, ISO_ERR_MISMATCH,
+              "the state was saved by a parameter server with %lld rank%s that only served, and "
+              "this one has %d: continue with the same settings",
+              (long long)p->saved.servers, ISO_PLURAL(p->saved.servers), p->config.servers);
+    return ISO_OK;
+}
+
+iso_status iso__worker_check_reset(const iso__periodic *p) {
+    ISO_CHECK(p->config.servers == 0, ISO_ERR_UNSUPPORTED,
+              "a parameter server with ranks that only serve cannot be reset, as these have no "
+              "optimizer state: create a new optimizer");
+    return ISO_OK;
+}
+
 void iso__worker_continue(iso__periodic *p) {
     if (p->worker) iso__events_continue(&p->worker->events, p->async.step);
 }
@@ -323,9 +352,40 @@ static iso_status allocate_worker(iso__periodic *p, const iso_daso_config *confi
     ISO_TRY(iso__alloc_zero(sizeof(*p->worker), (void **)&p->worker));
     iso__worker *w = p->worker;
     w->period = config->global_skip;
-    w->scale = config->push_scale > 0 ? config->push_scale : 1.0 / (double)ranks;
+    w->scale = config->push_scale > 0 ? config->push_scale : 1.0 / iso__periodic_trainers(p);
     ISO_TRY(iso__alloc_zero(ranks * sizeof(*w->pushed_at), (void **)&w->pushed_at));
     return iso__events_open(&w->events, config, p);
+}
+
+// What other ranks push while a rank that only serves waits for them anywhere.
+static bool serve_aside(void *user) {
+    iso__periodic *p = user;
+    iso_traffic before;
+    if (iso__events_repeat(&p->worker->events)) return false; // each in its step
+    iso__server_traffic(p->worker->server, &before);
+    bool served = iso__server_serve_aside(p->worker->server);
+    count_traffic(p, &before);
+    return served;
+}
+
+// A rank that only serves has no statistics of batches. What is synchronised at each batch would
+// wait for it.
+static iso_status divide_ranks(iso__periodic *p) {
+    iso__buffer_sync *buffers = iso__data_parallel_buffers(p->data_parallel);
+    iso_buffer_when when = buffers->config.when;
+    ISO_CHECK(when == ISO_BUFFERS_AT_EVALUATION || when == ISO_BUFFERS_ON_CALL, ISO_ERR_UNSUPPORTED,
+              "a parameter server with ranks that only serve synchronises buffers at evaluations "
+              "or on call: set buffers.when so");
+    p->serves = iso__server_serves(p->worker->server, iso_comm_rank(p->comm));
+    iso__buffer_sync_weigh(buffers, !p->serves, iso__periodic_trainers(p), 0);
+    if (p->serves) iso__comm_set_idle(p->comm, serve_aside, p);
+    return ISO_OK;
+}
+
+static void join_ranks(iso__periodic *p) {
+    iso__buffer_sync *buffers = iso__data_parallel_buffers(p->data_parallel);
+    iso__buffer_sync_weigh(buffers, 1, iso_comm_size(p->comm), 0);
+    if (p->serves) iso__comm_set_idle(p->comm, NULL, NULL);
 }
 
 iso_status iso__worker_open(iso__periodic *p, const iso_daso_config *config) {
@@ -336,14 +396,15 @@ iso_status iso__worker_open(iso__periodic *p, const iso_daso_config *config) {
     ISO_TRY(iso__events_agree(&w->events, p));
     ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->comm), false, &w->comm));
     ISO_TRY(iso_comm_agree(w->comm, iso__comm_place_subset(w->comm, p->layout->world)));
-    ISO_TRY(iso__server_create(w->comm, size, note_served, p, &w->server));
+    ISO_TRY(iso__server_create(w->comm, config->servers, size, note_served, p, &w->server));
     p->async = (iso__async){.meet = meet_workers};
-    return ISO_OK;
+    return config->servers > 0 ? divide_ranks(p) : ISO_OK;
 }
 
 void iso__worker_close(iso__periodic *p) {
     iso__worker *w = p->worker;
     if (!w) return;
+    if (p->config.servers > 0) join_ranks(p);
     iso__server_destroy(&w->server);
     iso_comm_destroy(&w->comm);
     iso__events_close(&w->events);

@@ -125,8 +125,8 @@ typedef struct iso__daso_names {
     const char *whose, *period, *wait, *most, *policy;
 } iso__daso_names;
 
-// ISO_ERR_ARG names the option, its value and the rule.
-iso_status iso__daso_config_check(const iso_daso_config *config);
+// ISO_ERR_ARG names the option, its value and the rule. ranks: 0: not known yet.
+iso_status iso__daso_config_check(const iso_daso_config *config, int ranks);
 // Only the checks that compare global_skip, batches_to_wait and max_global_skip.
 iso_status iso__daso_rhythm_check(const iso_daso_config *config, const iso__daso_names *names);
 // The actions of fragments after a step of cycling. ends: it was the last one.
@@ -141,7 +141,8 @@ iso_status iso__daso_tournament_check(const iso_daso_config *config);
 uint64_t iso__tournament_hyper_hash(const iso_tournament *t);
 // Of the patterns, which may be longer than the text of the settings; 0: there are none.
 uint64_t iso__tournament_weights_hash(const iso_tournament *t);
-iso_status iso__daso_server_check(const iso_daso_config *config);
+// Only the checks of the parameter server.
+iso_status iso__daso_server_check(const iso_daso_config *config, int ranks);
 // The partner of each trainer in tournament `turn`, from 0; a trainer without one is its own
 // partner. order: room. Both arrays have `trainers` elements.
 void iso__tournament_pairs(uint64_t seed, int64_t turn, int trainers, int *order, int *partner);

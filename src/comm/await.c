@@ -55,6 +55,7 @@ static iso_status await_request(iso_comm *comm, MPI_Request *request, int64_t st
         iso__patience_tick_unlocked(patience, waited);
         // The awaited rank may be waiting for this one.
         if (comm->engine) iso__engine_assist(comm->engine);
+        if (comm->idle && comm->idle(comm->idle_user)) start = iso_now();
         if (patience->shown)
             nanosleep(&(struct timespec){.tv_nsec = LONG_WAIT_NS}, NULL);
         else
@@ -94,6 +95,11 @@ iso_status iso__comm_await_part(iso_comm *comm, MPI_Request *request, const char
 iso_status iso__comm_meet(iso_comm *comm, const char *what) {
     MPI_Request request;
     return iso__comm_await(comm, MPI_Ibarrier(comm->mpi, &request), &request, what);
+}
+
+void iso__comm_set_idle(iso_comm *comm, bool (*idle)(void *user), void *user) {
+    comm->idle = idle;
+    comm->idle_user = user;
 }
 
 iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what) {

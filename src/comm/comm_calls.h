@@ -84,8 +84,12 @@ iso_status iso__topology_create(iso_comm *comm, const iso_topology_config *confi
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 iso_status iso__request_test(iso_request **request, int64_t *done_ns); // as iso_request_test
 // As iso_request_wait. Until it is complete, calls idle(user) at first, and after any exchange of
-// this process has completed; again at once if it returns true, because it did something.
+// this process has completed; again at once if it returns true, because it did something. The time
+// limit then begins anew.
 iso_status iso__request_wait_idle(iso_request **request, bool (*idle)(void *user), void *user);
+// Local. From now on idle(user) is called so in every wait on comm itself, for a non-blocking
+// exchange or in a blocking call. It must not wait on comm. NULL: no longer.
+void iso__comm_set_idle(iso_comm *comm, bool (*idle)(void *user), void *user);
 
 // ---- Collectives that others carry out (outside.c) -------------------------------------------------
 

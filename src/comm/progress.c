@@ -108,7 +108,8 @@ static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awai
         if (waited >= patience->next_ns) iso__patience_tick(patience, waited);
         if (awaited->idle && (idle || seen != engine->completions)) {
             seen = engine->completions;
-            start += do_other_work(engine, awaited, &idle);
+            int64_t took = do_other_work(engine, awaited, &idle);
+            start = idle ? iso_now() : start + took; // the limit is for waits in vain
             continue;
         }
         pthread_mutex_unlock(&engine->lock);

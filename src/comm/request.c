@@ -79,11 +79,13 @@ static bool is_done(const void *what) {
     return ((const iso_request *)what)->state != ISO_REQUEST_POSTED;
 }
 
+// idle NULL: that of the communicator.
 static iso_status finish_request(iso_request **pointer, int64_t *done_ns, bool (*idle)(void *user),
                                  void *user) {
     iso_request *request = *pointer;
     if (!request) return ISO_OK;
     iso__engine *engine = request->engine;
+    const iso_comm *comm = request->comm;
     bool alike = request->stream != &request->comm->messages; // so that counts tell who is late
     const iso__awaited awaited = {.comm = request->comm,
                                   .stream = alike ? request->stream : NULL,
@@ -91,8 +93,8 @@ static iso_status finish_request(iso_request **pointer, int64_t *done_ns, bool (
                                   .began_ns = request->posted_ns,
                                   .what = request,
                                   .is_done = is_done,
-                                  .idle = idle,
-                                  .user = user};
+                                  .idle = idle ? idle : comm->idle,
+                                  .user = idle ? user : comm->idle_user};
     pthread_mutex_lock(&engine->lock);
     iso_status status = iso__engine_wait(engine, &awaited);
     if (status == ISO_OK) status = request_verdict(request);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// An asynchronous parameter server of which every rank serves a shard; see server.h.
+// An asynchronous parameter server whose shards are on several ranks; see server.h.
 #include "exchange/server.h"
 
 #include "comm/comm_calls.h"
@@ -29,6 +29,7 @@ typedef struct peer {
 struct iso__server {
     iso_comm *comm;
     iso__flat size;
+    int first;       // rank that serves, and all that follow it
     size_t share[2]; // elements of a shard
     size_t bytes;    // of a message
     char *copy;      // a message, too
@@ -52,21 +53,29 @@ static char *elements_in(const iso__server *s, char *message, bool f64) {
 }
 
 static void choose_sizes(iso__server *s) {
-    size_t ranks = (size_t)iso_comm_size(s->comm);
-    s->share[0] = (s->size.f32 + ranks - 1) / ranks;
-    s->share[1] = (s->size.f64 + ranks - 1) / ranks;
+    size_t shards = (size_t)(iso_comm_size(s->comm) - s->first);
+    s->share[0] = (s->size.f32 + shards - 1) / shards;
+    s->share[1] = (s->size.f64 + shards - 1) / shards;
     s->bytes = HEADER;
     for (int k = 0; k < 2; k++) s->bytes += iso__round_up(s->share[k] * size_of(k), UNIT);
 }
 
+bool iso__server_serves(const iso__server *s, int rank) { return rank >= s->first; }
+
+static bool is_self(const iso__server *s, int rank) { return rank == iso_comm_rank(s->comm); }
+
+static bool self_serves(const iso__server *s) {
+    return iso__server_serves(s, iso_comm_rank(s->comm));
+}
+
 static iso_status allocate_peer(iso__server *s, int rank) {
     peer *p = &s->peer[rank];
+    bool serves = iso__server_serves(s, rank), other = !is_self(s, rank);
     snprintf(p->push_name, NAME, "changes of rank %d", rank);
     snprintf(p->answer_name, NAME, "parameters of rank %d", rank);
-    ISO_TRY(iso__alloc_zero(s->bytes, (void **)&p->changes));
-    if (rank == iso_comm_rank(s->comm)) return ISO_OK;
-    ISO_TRY(iso__alloc_zero(s->bytes, (void **)&p->room));
-    return iso__alloc_zero(s->bytes, (void **)&p->answer);
+    if (serves) ISO_TRY(iso__alloc_zero(s->bytes, (void **)&p->changes));
+    if (serves && other) ISO_TRY(iso__alloc_zero(s->bytes, (void **)&p->answer));
+    return self_serves(s) && other ? iso__alloc_zero(s->bytes, (void **)&p->room) : ISO_OK;
 }
 
 static iso_status allocate_server(iso__server *s) {
@@ -74,17 +83,21 @@ static iso_status allocate_server(iso__server *s) {
     int ranks = iso_comm_size(s->comm);
     ISO_TRY(iso__alloc_zero(numbers * sizeof(double), (void **)&s->arrival));
     ISO_TRY(iso__alloc_zero((size_t)ranks * sizeof(*s->peer), (void **)&s->peer));
-    ISO_TRY(iso__alloc_zero(s->bytes, (void **)&s->copy));
+    if (self_serves(s)) ISO_TRY(iso__alloc_zero(s->bytes, (void **)&s->copy));
     for (int r = 0; r < ranks; r++) ISO_TRY(allocate_peer(s, r));
     return ISO_OK;
 }
 
-iso_status iso__server_create(iso_comm *comm, iso__flat size, void (*served)(int rank, void *user),
-                              void *user, iso__server **out) {
+iso_status iso__server_create(iso_comm *comm, int servers, iso__flat size,
+                              void (*served)(int rank, void *user), void *user, iso__server **out) {
     void *memory;
     ISO_TRY(iso__comm_alloc_zero(comm, sizeof(iso__server), &memory));
     iso__server *s = memory;
-    *s = (iso__server){.comm = iso_comm_retain(comm), .size = size, .served = served, .user = user};
+    *s = (iso__server){.comm = iso_comm_retain(comm),
+                       .size = size,
+                       .first = servers > 0 ? iso_comm_size(comm) - servers : 0,
+                       .served = served,
+                       .user = user};
     choose_sizes(s);
     // A rank that failed alone would leave the others waiting for its answers.
     iso_status status = iso_comm_agree(comm, allocate_server(s));
@@ -122,12 +135,11 @@ void iso__server_destroy(iso__server **pointer) {
 
 // ---- Shards -----------------------------------------------------------------------------------------
 
-static bool is_self(const iso__server *s, int rank) { return rank == iso_comm_rank(s->comm); }
-
 iso__server_part iso__server_shard(const iso__server *s, int rank) {
-    iso__server_part shard;
-    for (int k = 0; k < 2; k++) {
-        size_t all = k ? s->size.f64 : s->size.f32, first = (size_t)rank * s->share[k];
+    iso__server_part shard = {{0}, {0}};
+    for (int k = 0; k < 2 && iso__server_serves(s, rank); k++) {
+        size_t all = k ? s->size.f64 : s->size.f32;
+        size_t first = (size_t)(rank - s->first) * s->share[k];
         shard.first[k] = first < all ? first : all;
         size_t left = all - shard.first[k];
         shard.count[k] = left < s->share[k] ? left : s->share[k];
@@ -179,13 +191,7 @@ static iso_status answer_worker(iso__server *s, int rank) {
     return send_message(s, rank, p->room, ANSWER, p->answer_name, &p->answered);
 }
 
-// While this rank waits. Returns whether it served.
-static bool serve_meanwhile(void *user) {
-    iso__server *s = user;
-    long long before = s->traffic.bytes_sent;
-    if (s->status == ISO_OK) s->status = iso__server_serve_all(s);
-    return s->status == ISO_OK && s->traffic.bytes_sent > before;
-}
+static bool serve_meanwhile(void *server) { return iso__server_serve_aside(server); }
 
 static iso_status complete_request(iso__server *s, iso_request **request, iso__server_wait how) {
     if (how == ISO__SERVER_TEST) return iso__request_test(request, NULL);
@@ -205,7 +211,8 @@ static iso_status receive_push(iso__server *s, int rank, iso__server_wait how) {
 
 iso_status iso__server_serve(iso__server *s, int rank, iso__server_wait how) {
     peer *p = &s->peer[rank];
-    if (is_self(s, rank) || !s->open || p->last || p->awaited) return ISO_PENDING;
+    bool expects = self_serves(s) && !is_self(s, rank) && s->open;
+    if (!expects || p->last || p->awaited) return ISO_PENDING;
     p->awaited = how != ISO__SERVER_TEST; // meanwhile its requests stay as they are
     iso_status status = receive_push(s, rank, how);
     p->awaited = false;
@@ -219,9 +226,16 @@ iso_status iso__server_serve(iso__server *s, int rank, iso__server_wait how) {
 }
 
 iso_status iso__server_serve_all(iso__server *s) {
+    ISO_TRY(s->status);
     for (int r = 0; r < iso_comm_size(s->comm); r++)
         ISO_TRY(iso__server_serve(s, r, ISO__SERVER_TEST));
     return ISO_OK;
+}
+
+bool iso__server_serve_aside(iso__server *s) {
+    long long before = s->traffic.bytes_sent;
+    if (s->status == ISO_OK) s->status = iso__server_serve_all(s);
+    return s->status == ISO_OK && s->traffic.bytes_sent > before;
 }
 
 iso_status iso__server_open(iso__server *s) {
@@ -230,7 +244,7 @@ iso_status iso__server_open(iso__server *s) {
     for (int r = 0; r < iso_comm_size(s->comm); r++) {
         peer *p = &s->peer[r];
         p->last = false;
-        if (is_self(s, r) || p->push) continue;
+        if (is_self(s, r) || !self_serves(s) || p->push) continue;
         ISO_TRY(receive_message(s, r, p->room, PUSH, p->push_name, &p->push));
     }
     return ISO_OK;
@@ -289,6 +303,7 @@ static iso_status await_last(iso__server *s, int rank) {
 }
 
 static iso_status add_all(iso__server *s, bool failed) {
+    if (!self_serves(s)) return ISO_OK;
     for (int r = 0; r < iso_comm_size(s->comm); r++)
         if (!failed) add_changes(s, is_self(s, r) ? s->peer[r].changes : s->peer[r].room);
     for (int r = 0; r < iso_comm_size(s->comm); r++)
@@ -298,9 +313,9 @@ static iso_status add_all(iso__server *s, bool failed) {
 
 iso_status iso__server_finish(iso__server *s, bool failed) {
     int ranks = iso_comm_size(s->comm);
-    for (int r = 0; r < ranks; r++)
+    for (int r = s->first; r < ranks; r++)
         if (!is_self(s, r)) ISO_TRY(push_changes(s, r, true));
-    for (int r = 0; r < ranks; r++)
+    for (int r = 0; self_serves(s) && r < ranks; r++)
         if (!is_self(s, r)) ISO_TRY(await_last(s, r));
     s->open = false;
     ISO_TRY(add_all(s, failed));

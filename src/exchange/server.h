@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Private to src/exchange and optim: an asynchronous parameter server of one flat array
-// (average.h). It has no processes of its own: every rank is a worker, and rank s also serves shard
-// s of the array, which has nearly 1/P of the elements of each type.
+// (average.h). Either every rank is a worker and also serves a shard of the array, or the last
+// ranks only serve, and the others are the workers. Shards are in the order of the ranks that
+// serve, and have nearly equal numbers of elements of each type.
 //
 // The server of a shard has a copy of it. A worker pushes what it has changed in a shard since it
 // last knew the copy. The server adds each push to its copy, and answers with the copy of then. As
@@ -22,7 +23,8 @@
 // answers from the same room, and then starts to receive again. Push and answer have different
 // tags, so neither waits behind the other. A server serves in calls of its own rank only; while it
 // computes, messages travel, but no push is served. So a rank that makes no step delays the pulls
-// of its own shard, and nothing else.
+// of its own shard, and nothing else. A rank that only serves pushes where ranks meet, no changes,
+// so that it gets the parameters, too.
 //
 // Where ranks meet, they agree that all are there. Each worker pulls what it has asked for, and
 // then makes a last push of every shard. A server keeps last pushes until it has those of all
@@ -56,16 +58,19 @@ typedef enum iso__server_wait {
 } iso__server_wait;
 
 // Collective. All memory is allocated here. comm is retained; nothing else may send messages
-// between two ranks on it. served: called for every push of another rank that this rank has added,
-// except the last ones.
-iso_status iso__server_create(iso_comm *comm, iso__flat size, void (*served)(int rank, void *user),
-                              void *user, iso__server **out);
+// between two ranks on it. servers: so many ranks, the last ones, only serve, fewer than all; 0:
+// all ranks serve and are workers. served: called for every push of another rank that this rank has
+// added, except the last ones.
+iso_status iso__server_create(iso_comm *comm, int servers, iso__flat size,
+                              void (*served)(int rank, void *user), void *user, iso__server **out);
 // Local. Messages that are under way (after an error) keep their memory.
 void iso__server_destroy(iso__server **server);
 
-// Local, of shard `rank`. The copy, which only the rank that serves it has; the values of the next
-// push, which may be written while no push to this rank is under way; the answer, valid from a pull
-// until the next push.
+bool iso__server_serves(const iso__server *server, int rank); // it has a shard
+// Local, of the shard that `rank` serves. The copy, which only that rank has; the values of the
+// next push, which may be written while no push to it is under way; the answer, valid from a pull
+// until the next push. The elements of a rank without a shard are none, and the rest is for those
+// with one.
 iso__server_part iso__server_shard(const iso__server *server, int rank);
 void *iso__server_copy(const iso__server *server, bool f64);
 void *iso__server_changes(const iso__server *server, int rank, bool f64);
@@ -82,6 +87,9 @@ iso_status iso__server_pull(iso__server *server, int rank, iso__server_wait how)
 iso_status iso__server_serve(iso__server *server, int rank, iso__server_wait how);
 // The same for all ranks whose pushes have arrived, in the order of the ranks, at most one of each.
 iso_status iso__server_serve_all(iso__server *server);
+// The same while this rank waits for something else. Returns whether it served. Later calls return
+// the error, if there was one.
+bool iso__server_serve_aside(iso__server *server);
 
 // Where ranks meet: all of them call these in this order, with no push under way in the second one.
 // gather waits until all ranks are there. failed: of this rank; then, of any.

@@ -9,6 +9,10 @@ iso_status iso_data_parallel_sync_buffers(iso_module *module) {
     return iso__buffer_sync_run(&iso__data_parallel_of(module)->buffer_sync);
 }
 
+iso__buffer_sync *iso__data_parallel_buffers(iso_module *module) {
+    return &iso__data_parallel_of(module)->buffer_sync;
+}
+
 iso_reducer *iso__data_parallel_of_parameter(const iso_parameter *p, int *index) {
     if (p->complete != iso__data_parallel_complete) return NULL;
     const iso__data_parallel *self = p->complete_user;

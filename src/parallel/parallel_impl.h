@@ -83,5 +83,6 @@ iso_status iso__buffer_sync_run(iso__buffer_sync *sync);
 iso_status iso__buffer_sync_at(iso__buffer_sync *sync, iso_buffer_when now);
 // Waits for the exchange that was started last, if any, and puts its result into the buffers.
 iso_status iso__buffer_sync_finish(iso__buffer_sync *sync);
+iso__buffer_sync *iso__data_parallel_buffers(iso_module *data_parallel); // Local.
 
 #endif

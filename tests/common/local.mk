@@ -22,6 +22,7 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/scratch.c tests/common
 tests_common_libiso_testcommon_la_SOURCES += tests/common/daso_fixture.c tests/common/daso_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/tournament_fixture.c tests/common/tournament_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/daso_model.c tests/common/daso_model.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/server_fixture.c tests/common/server_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/server_model.c tests/common/server_model.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/outer_model.c tests/common/outer_model.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/ranks_fixture.c tests/common/ranks_fixture.h

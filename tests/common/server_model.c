@@ -36,20 +36,22 @@ static bool read_values(iso_module *module, double *to, bool *narrow, int64_t *c
 
 // Of every type each server has equally many elements, rounded up, in the order of the ranks.
 static void choose_shards(server_model *m) {
-    int64_t all[2] = {0}, seen[2] = {0};
+    int64_t all[2] = {0}, seen[2] = {0}, shards = m->ranks - m->first;
     for (int64_t i = 0; i < m->count; i++) all[m->narrow[i]]++;
     for (int64_t i = 0; i < m->count; i++) {
         int k = m->narrow[i];
-        m->shard[i] = (int)(seen[k]++ / ((all[k] + m->ranks - 1) / m->ranks));
+        m->shard[i] = m->first + (int)(seen[k]++ / ((all[k] + shards - 1) / shards));
     }
 }
 
 static double *numbers(int64_t count) { return calloc((size_t)count, sizeof(double)); }
 
-bool server_model_open(server_model *m, iso_module *module, int ranks, int64_t steps, double scale,
-                       int64_t period) {
+bool server_model_open(server_model *m, iso_module *module, int ranks, int servers, int64_t steps,
+                       double scale, int64_t period) {
     *m = (server_model){.ranks = ranks, .steps = steps, .period = period};
-    m->scale = scale > 0 ? scale : 1.0 / ranks;
+    m->all_train = servers == 0;
+    m->first = servers > 0 ? ranks - servers : 0;
+    m->scale = scale > 0 ? scale : 1.0 / (ranks - servers);
     if (!read_values(module, NULL, NULL, &m->count)) return false;
     m->narrow = calloc((size_t)m->count, sizeof(bool));
     m->shard = calloc((size_t)m->count, sizeof(int));
@@ -127,7 +129,10 @@ static void merge_shard(server_model *m, int rank, int server) {
     }
 }
 
+static bool trains(const server_model *m, int rank) { return m->all_train || rank < m->first; }
+
 static void update_rank(server_model *m, int rank, float drift) {
+    if (!trains(m, rank)) return;
     for (int64_t i = 0; i < m->count; i++) {
         float step = drift * (float)(i % 7);
         m->now[rank][i] = as_typed(m, i, m->now[rank][i] + (double)step);
@@ -166,7 +171,7 @@ static bool do_change(server_model *m, int rank, int actions) {
 }
 
 static void push_due(server_model *m, int rank, int64_t step) {
-    for (int s = 0; s < m->ranks; s++) {
+    for (int s = m->first; s < m->ranks && trains(m, rank); s++) {
         if (step - m->pushed_at[rank][s] < m->period || m->way[rank][s] != IDLE) continue;
         push_shard(m, rank, s);
         m->pushed_at[rank][s] = step;

@@ -167,6 +167,28 @@ static void ends_with_the_mean(void) {
     finish(&r, r.all);
 }
 
+// The last rank only serves a parameter server, and has no statistics.
+static void ends_without_servers(void) {
+    run r;
+    daso_case c = daso_case_default(STEPS);
+    c.daso = iso_server_config(STEPS, 2);
+    c.daso.servers = 1;
+    c.train.build = build;
+    iso_assert_ok(daso_open(&r.t, MPI_COMM_WORLD, &c));
+    r.numbers = buffer(&r.t, 0);
+    bool serves = test_rank == test_size - 1;
+    for (int step = 0; step < STEPS; step++) {
+        if (step % 7 == 0) set(r.numbers, serves ? 1000 : 10 * test_rank);
+        iso_assert_ok(serves ? iso_optimizer_step(r.t.optimizer) : trainer_step(&r.t, step, NULL));
+        if (step != 10) continue;
+        iso_module_train(r.t.model, false);
+        iso_assert_all(are(r.numbers, 5.0 * (test_size - 2)));
+        iso_module_train(r.t.model, true);
+    }
+    set(r.numbers, serves ? 1000 : 10 * test_rank);
+    finish(&r, 5.0 * (test_size - 2));
+}
+
 static void with_both_types(void (*test)(void)) {
     test();
     type = ISO_F64;
@@ -181,6 +203,9 @@ ON_RANKS(keeps)
 ON_RANKS(averages)
 ON_RANKS(resets)
 ON_RANKS(ends_with_the_mean)
+Test(np3_daso_buffers, those_of_ranks_that_only_serve_do_not_count) {
+    with_both_types(ends_without_servers);
+}
 
 // ---- Saved state ----------------------------------------------------------------------------------
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The asynchronous parameter server: each rank pushes its changes to all ranks, each of which
 // serves a shard, and merges their answers at its own steps.
-#include "common/daso_fixture.h"
 #include "common/mpi_fixture.h"
 #include "common/resume_fixture.h"
-#include "common/server_model.h"
+#include "common/server_fixture.h"
 #include "common/types_fixture.h"
 
 #include "base/base.h"
@@ -21,71 +20,16 @@ TestSuite(np2_server, .init = resume_setup, .fini = resume_teardown, .timeout = 
 TestSuite(np3_server, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
 TestSuite(np4_server, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
 
-enum { STEPS = 22, PERIOD = 2, CHANGES = 2048 };
-
-static daso_case case_of(int64_t warmup) {
-    daso_case c = daso_case_default(STEPS);
-    c.daso = iso_server_config(STEPS, PERIOD);
-    c.daso.warmup_steps = warmup;
-    return c;
-}
-
-// Local: ranks need not be at the same step.
-static iso_status try_steps(trainer *t, const daso_case *c, int from, int to) {
-    for (int step = from; step < to; step++) ISO_TRY(daso_delayed_step(t, c, step));
-    return ISO_OK;
-}
-static void train_on(trainer *t, const daso_case *c, int from, int to) {
-    iso_assert_ok(try_steps(t, c, from, to));
-}
-
-// ---- What ranks did -------------------------------------------------------------------------------
-
-typedef struct script {
-    iso_daso_change change[CHANGES];
-    int count;
-} script;
-
-static void note_change(const iso_daso_change *change, void *user) {
-    script *s = user;
-    cr_assert(s->count < CHANGES && change->cause == ISO_CAUSE_RANK);
-    s->change[s->count++] = *change;
-}
-
-static void note_in(daso_case *c, script *s) {
-    s->count = 0;
-    c->daso.changed = test_rank == 0 ? note_change : NULL;
-    c->daso.changed_user = s;
-}
-
-static void share_script(script *s) {
-    MPI_Bcast(s, (int)sizeof(*s), MPI_BYTE, 0, MPI_COMM_WORLD);
-    iso_assert_all(s->count > 0);
-}
-
-static void use_script(daso_case *c, const script *s) {
-    c->daso.replay = s->change;
-    c->daso.replay_count = s->count;
-}
-
-// How often ranks did this; -1: any of them.
-static int count_events(const script *s, int rank, int64_t kind) {
-    int count = 0;
-    for (int i = 0; i < s->count; i++)
-        count += (rank < 0 || s->change[i].rank == rank) && s->change[i].actions % 8 == kind;
-    return count;
-}
-
 // ---- One rank -------------------------------------------------------------------------------------
 
 // It has nobody to share with.
 Test(np1_server, one_worker_has_the_bits_of_local_training) {
     uint64_t expected, hash;
     for (int64_t warmup = 0; warmup <= 3; warmup += 3) {
-        daso_case c = case_of(warmup);
+        daso_case c = server_case(warmup);
         trainer_config alone = c.train;
         alone.rows = 2;
-        iso_assert_ok(trainer_run(test_comm, &alone, STEPS, &expected));
+        iso_assert_ok(trainer_run(test_comm, &alone, SERVER_STEPS, &expected));
         iso_assert_ok(daso_hash(MPI_COMM_WORLD, &c, 0, &hash));
         iso_assert_all(hash == expected);
     }
@@ -93,45 +37,9 @@ Test(np1_server, one_worker_has_the_bits_of_local_training) {
 
 // ---- The model ------------------------------------------------------------------------------------
 
-// Drift of a rank in a step, from 1, in the place of training.
-static float drift_of(int rank, int64_t step) {
-    return (step % 2 ? 0.01f : -0.007f) * (float)(rank + 1 + step % 3);
-}
-
-// Keeps the parameters after each step, and what the model has to make of them.
-static void follows_the_model(iso_status (*build)(iso_device *, bool, iso_module **), double scale,
-                              int64_t period) {
-    trainer t;
-    script s;
-    server_model m;
-    daso_case c = case_of(0);
-    c.train.hyper.lr = 0;
-    c.train.build = build;
-    c.delay_us = test_rank % 2 ? 3000 : 1000;
-    c.daso.push_scale = scale;
-    c.daso.global_skip = period;
-    note_in(&c, &s);
-    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    iso_assert_all(server_model_open(&m, t.model, test_size, STEPS, scale, period));
-    iso_status status = ISO_OK;
-    for (int step = 1; step <= STEPS && status == ISO_OK; step++) {
-        // step() works on what was there before it, and the drift is the update
-        status = daso_drift(&t, drift_of(test_rank, step));
-        if (status == ISO_OK) status = daso_delayed_step(&t, &c, step - 1);
-        if (status == ISO_OK && !server_model_keep(&m, t.model, step)) status = ISO_ERR_STATE;
-    }
-    iso_assert_ok(status);
-    share_script(&s);
-    iso_assert_all(server_model_run(&m, s.change, s.count, drift_of));
-    iso_assert_all(server_model_agrees(&m, test_rank));
-    iso_assert_all(daso_equal(&t));
-    server_model_close(&m);
-    daso_close(&t);
-}
-
-static void has_its_bits(void) { follows_the_model(build_smooth, 0, PERIOD); }
-static void of_both_types(void) { follows_the_model(build_smooth_mixed, 0, 1); }
-static void scaled(void) { follows_the_model(build_smooth_wide, 1, 3); }
+static void has_its_bits(void) { server_follows_the_model(build_smooth, 0, SERVER_PERIOD, 0); }
+static void of_both_types(void) { server_follows_the_model(build_smooth_mixed, 0, 1, 0); }
+static void scaled(void) { server_follows_the_model(build_smooth_wide, 1, 3, 0); }
 Test(np2_server, serving_in_the_order_told_gives_the_bits) { has_its_bits(); }
 Test(np3_server, serving_in_the_order_told_gives_the_bits) { has_its_bits(); }
 Test(np4_server, serving_in_the_order_told_gives_the_bits) { has_its_bits(); }
@@ -143,35 +51,24 @@ Test(np4_server, a_scale_follows_the_model) { scaled(); }
 
 // ---- As messages arrive ---------------------------------------------------------------------------
 
-// The others make their steps two by two, so that each serves what the other has pushed.
-static iso_status step_with(trainer *t, const daso_case *c, int other, int from, int to) {
-    iso_status status = ISO_OK;
-    for (int step = from; step < to && status == ISO_OK; step++) {
-        MPI_Sendrecv(&step, 1, MPI_INT, other, 0, &(int){0}, 1, MPI_INT, other, 0, MPI_COMM_WORLD,
-                     MPI_STATUS_IGNORE);
-        status = daso_delayed_step(t, c, step);
-    }
-    return status;
-}
-
 // The last rank makes no step before the others have made all but the last one: none of them waits,
 // and they merge each other's shards all the while.
 static void runs_with_a_late_rank(void) {
     trainer t;
     iso_daso_stats stats;
-    daso_case c = case_of(0);
+    daso_case c = server_case(0);
     char token = 0;
     bool late = test_rank == test_size - 1;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     for (int r = 0; late && r < test_size - 1; r++)
         MPI_Recv(&token, 1, MPI_CHAR, r, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    iso_status status =
-        late ? try_steps(&t, &c, 0, STEPS - 1) : step_with(&t, &c, 1 - test_rank, 0, STEPS - 1);
+    iso_status status = late ? server_try(&t, &c, 0, SERVER_STEPS - 1)
+                             : server_step_with(&t, &c, 1 - test_rank, 0, SERVER_STEPS - 1);
     iso_status known = iso_daso_get_stats(t.optimizer, &stats);
     if (!late) MPI_Send(&token, 1, MPI_CHAR, test_size - 1, 0, MPI_COMM_WORLD);
     iso_assert_ok(status < 0 ? status : known);
     iso_assert_all(late || (stats.syncs >= 3 && stats.pending));
-    train_on(&t, &c, STEPS - 1, STEPS);
+    server_train(&t, &c, SERVER_STEPS - 1, SERVER_STEPS);
     iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
     iso_assert_all(daso_equal(&t) && !stats.pending && stats.bytes_sent > 0);
     daso_close(&t);
@@ -184,70 +81,20 @@ Test(np3_server, messages_do_not_disturb_the_comparison_of_collectives) {
     unsetenv("ISO_DEBUG");
 }
 
-// Evaluates, completes, saves, and trains on. *hash: of this rank's own parameters before the end.
-static void run_with_stops(const daso_case *c, int save_at, bool resumes, uint64_t *hash) {
-    trainer t;
-    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-    train_on(&t, c, 0, 6);
-    iso_module_train(t.model, false);
-    iso_assert_all(daso_equal(&t));
-    iso_module_train(t.model, true);
-    train_on(&t, c, 6, save_at);
-    iso_assert_ok(iso_daso_complete(t.optimizer));
-    iso_assert_all(daso_equal(&t));
-    iso_assert_ok(daso_exchange_state(&t, save_at, true));
-    if (resumes) {
-        daso_close(&t);
-        iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
-        iso_assert_ok(daso_exchange_state(&t, save_at, false));
-    }
-    train_on(&t, c, save_at, STEPS - 1);
-    iso_assert_ok(daso_own_hash(&t, hash));
-    train_on(&t, c, STEPS - 1, STEPS);
-    iso_assert_all(daso_equal(&t));
-    daso_close(&t);
-}
-
-// A run repeats, all at once and with a break, and tells the same again.
-static void repeats(int64_t warmup, iso_status (*build)(iso_device *, bool, iso_module **)) {
-    static script first, second;
-    uint64_t hash, again, resumed;
-    daso_case c = case_of(warmup);
-    c.train.build = build;
-    c.delay_us = test_rank % 2 ? 3000 : 1000;
-    note_in(&c, &first);
-    run_with_stops(&c, 13, false, &hash);
-    share_script(&first);
-    for (int r = 0; r < test_size; r++) {
-        iso_assert_all(count_events(&first, r, 1) + count_events(&first, r, 5) > 0);
-        iso_assert_all(count_events(&first, r, 2) + count_events(&first, r, 6) > 0);
-    }
-    use_script(&c, &first);
-    note_in(&c, &second);
-    c.delay_us = test_rank % 2 ? 0 : 2000;
-    run_with_stops(&c, 13, false, &again);
-    iso_assert_all(again == hash);
-    iso_assert_all(test_rank > 0 || (first.count == second.count &&
-                                     memcmp(first.change, second.change,
-                                            (size_t)first.count * sizeof(*first.change)) == 0));
-    c.daso.changed = NULL;
-    run_with_stops(&c, 13, true, &resumed);
-    iso_assert_all(resumed == hash);
-}
-Test(np2_server, a_run_repeats) { repeats(3, build_smooth); }
-Test(np3_server, a_run_repeats) { repeats(0, build_smooth_mixed); }
-Test(np4_server, a_run_repeats) { repeats(2, build_smooth); }
+Test(np2_server, a_run_repeats) { server_repeats(build_smooth, 3, 0); }
+Test(np3_server, a_run_repeats) { server_repeats(build_smooth_mixed, 0, 0); }
+Test(np4_server, a_run_repeats) { server_repeats(build_smooth, 2, 0); }
 
 // Once all messages have been sent in both directions.
 Test(np2_server, steps_allocate_nothing) {
     trainer t;
     long long before, after;
-    daso_case c = case_of(0);
+    daso_case c = server_case(0);
     c.daso.total_steps = 200;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    iso_assert_ok(step_with(&t, &c, 1 - test_rank, 0, 20));
+    iso_assert_ok(server_step_with(&t, &c, 1 - test_rank, 0, 20));
     iso_memory_balance(NULL, NULL, &before);
-    iso_status status = step_with(&t, &c, 1 - test_rank, 20, 60);
+    iso_status status = server_step_with(&t, &c, 1 - test_rank, 20, 60);
     iso_memory_balance(NULL, NULL, &after);
     iso_assert_ok(status);
     iso_assert_all(after == before);
@@ -259,17 +106,17 @@ Test(np2_server, steps_allocate_nothing) {
 // After a cool-down, after a finish in the middle, and after a reset.
 Test(np3_server, all_ends_are_equal) {
     trainer t;
-    daso_case c = case_of(2);
+    daso_case c = server_case(2);
     c.daso.cooldown_steps = 4;
     c.delay_us = 1000;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    train_on(&t, &c, 0, 9);
+    server_train(&t, &c, 0, 9);
     iso_assert_ok(iso_daso_finish(t.optimizer));
     iso_assert_all(daso_equal(&t));
-    train_on(&t, &c, 9, STEPS);
+    server_train(&t, &c, 9, SERVER_STEPS);
     iso_assert_all(daso_equal(&t));
     iso_assert_ok(iso_daso_reset(t.optimizer));
-    train_on(&t, &c, 0, 5);
+    server_train(&t, &c, 0, 5);
     daso_close(&t); // while pushes are under way
 }
 
@@ -289,7 +136,7 @@ static iso_status build_tiny(iso_device *device, bool dropout, iso_module **out)
     *out = net;
     return ISO_OK;
 }
-Test(np4_server, odd_sizes_follow_the_model) { follows_the_model(build_tiny, 0, 1); }
+Test(np4_server, odd_sizes_follow_the_model) { server_follows_the_model(build_tiny, 0, 1, 0); }
 
 // ---- Faults ---------------------------------------------------------------------------------------
 
@@ -308,11 +155,11 @@ static bool is_finite(trainer *t) {
 Test(np3_server, a_rank_that_fails_is_an_error_everywhere) {
     trainer t;
     bool failed = false;
-    daso_case c = case_of(0);
+    daso_case c = server_case(0);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    train_on(&t, &c, 0, 3);
+    server_train(&t, &c, 0, 3);
     iso_assert_ok(test_rank == 1 ? daso_drift(&t, INFINITY) : ISO_OK);
-    for (int step = 3; step < STEPS - 1; step++)
+    for (int step = 3; step < SERVER_STEPS - 1; step++)
         failed = trainer_step(&t, step, NULL) == ISO_ERR_STATE || failed;
     iso_assert_all(failed == (test_rank == 1));
     iso_assert_all(iso_daso_complete(t.optimizer) == ISO_ERR_STATE);
@@ -325,28 +172,28 @@ Test(np3_server, a_rank_that_fails_is_an_error_everywhere) {
 
 Test(np2_server, what_does_not_go_together_is_refused) {
     iso_daso_change wrong = {.step = 3, .cause = ISO_CAUSE_RANK, .rank = 1, .actions = 3};
-    daso_case c = case_of(0);
+    daso_case c = server_case(0);
     c.daso.outer = &iso_outer_slowmo;
     iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "asynchronous needs"));
-    c = case_of(0);
+    c = server_case(0);
     c.daso.wire = ISO_WIRE_BF16;
     iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "server needs"));
-    c = case_of(0);
+    c = server_case(0);
     c.daso.asynchronous = false;
     iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "server needs"));
-    c = case_of(0);
+    c = server_case(0);
     c.daso.push_scale = -1;
     iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "push_scale is -1"));
     c.daso.push_scale = 1e39; // not an f32
     iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "push_scale is 1e+39"));
     c.daso.push_scale = 1 + test_rank;
     iso_assert_all(daso_refused(&c, ISO_ERR_MISMATCH, "server is push_scale"));
-    c = case_of(0);
+    c = server_case(0);
     c.daso.server = false;
     c.daso.global_skip = 1;
     c.daso.push_scale = 1;
     iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "without server"));
-    c = case_of(0);
+    c = server_case(0);
     c.daso.replay = &wrong;
     c.daso.replay_count = 1;
     iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "which no worker"));
@@ -362,9 +209,9 @@ TestSuite(np3_server_late, .init = setup_warning, .fini = resume_teardown, .time
 
 Test(np3_server_late, is_named_where_ranks_meet) {
     trainer t;
-    daso_case c = case_of(0);
+    daso_case c = server_case(0);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    train_on(&t, &c, 0, 7);
+    server_train(&t, &c, 0, 7);
     log_capture(); // a busy machine warns of other waits, too
     if (test_rank == test_size - 1) usleep(SLOW);
     iso_assert_ok(iso_daso_complete(t.optimizer));
@@ -380,10 +227,10 @@ TestSuite(np2_server_lost, .init = resume_setup, .timeout = 60);
 
 Test(np2_server_lost, a_meeting_that_failed_is_an_error_from_then_on) {
     trainer t;
-    daso_case c = case_of(0);
+    daso_case c = server_case(0);
     setenv("ISO_TIMEOUT", "1", 1);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    train_on(&t, &c, 0, 7);
+    server_train(&t, &c, 0, 7);
     MPI_Barrier(MPI_COMM_WORLD);
     if (test_rank == 1) usleep(SLOW);
     iso_assert_all(iso_daso_complete(t.optimizer) == ISO_ERR_TIMEOUT);

@@ -20,7 +20,7 @@ static iso_daso_config config_of(iso_policy policy, int64_t total, int64_t skip,
 
 static iso__policy_state start(const iso_daso_config *config) {
     iso__policy_state s;
-    cr_assert_eq(iso__daso_config_check(config), ISO_OK, "%s", iso_last_error()->message);
+    cr_assert_eq(iso__daso_config_check(config, 0), ISO_OK, "%s", iso_last_error()->message);
     iso__policy_init(&s, config);
     return s;
 }

@@ -22,7 +22,7 @@ static iso_daso_config config_of(int64_t total, int64_t warmup, int64_t cooldown
 
 static iso__daso_schedule make(iso_daso_config config) {
     iso__daso_schedule s;
-    cr_assert_eq(iso__daso_config_check(&config), ISO_OK, "%s", iso_last_error()->message);
+    cr_assert_eq(iso__daso_config_check(&config, 0), ISO_OK, "%s", iso_last_error()->message);
     iso__daso_schedule_init(&s, &config);
     return s;
 }
@@ -154,10 +154,10 @@ Test(daso_schedule, fragments_take_turns) {
 
 Test(daso_schedule, wait_longer_than_a_given_skip_is_refused) {
     iso_daso_config config = config_of(12, 0, 0, 4, 5);
-    cr_assert_eq(iso__daso_config_check(&config), ISO_ERR_ARG);
+    cr_assert_eq(iso__daso_config_check(&config, 0), ISO_ERR_ARG);
     cr_assert(strstr(iso_last_error()->message, "batches_to_wait 5 is longer than global_skip 4"));
     config.global_skip = -2;
-    cr_assert_eq(iso__daso_config_check(&config), ISO_ERR_ARG);
+    cr_assert_eq(iso__daso_config_check(&config, 0), ISO_ERR_ARG);
 }
 
 Test(daso_schedule, local_sgd_averages_every_period) {
@@ -451,7 +451,7 @@ Test(daso_schedule, wait_for_the_unknown_is_1) {
     do {                                                                                           \
         iso_daso_config config_ = config_of(10, -1, -1, 8, -1);                                    \
         config_.member = (value);                                                                  \
-        cr_assert_eq(iso__daso_config_check(&config_), ISO_ERR_ARG, "%s", words);                  \
+        cr_assert_eq(iso__daso_config_check(&config_, 0), ISO_ERR_ARG, "%s", words);               \
         cr_assert(strstr(iso_last_error()->message, words), "\"%s\" has not \"%s\"",               \
                   iso_last_error()->message, words);                                               \
     } while (0)
@@ -479,17 +479,17 @@ Test(daso_schedule, config_is_refused_by_name) {
 
 Test(daso_schedule, policies_stay_below_max_global_skip) {
     iso_daso_config config = config_of(10, -1, -1, 100, 1);
-    cr_assert_eq(iso__daso_config_check(&config), ISO_OK);
+    cr_assert_eq(iso__daso_config_check(&config, 0), ISO_OK);
     config.policy = ISO_POLICY_ADAPTIVE;
-    cr_assert_eq(iso__daso_config_check(&config), ISO_ERR_ARG);
+    cr_assert_eq(iso__daso_config_check(&config, 0), ISO_ERR_ARG);
     config.global_skip = 10;
     config.batches_to_wait = 100;
-    cr_assert_eq(iso__daso_config_check(&config), ISO_ERR_ARG);
+    cr_assert_eq(iso__daso_config_check(&config, 0), ISO_ERR_ARG);
 }
 
 Test(daso_schedule, ready_made_configs_are_plain) {
     iso_daso_config config = iso_post_local_sgd_config(100, 20, 7);
-    cr_assert_eq(iso__daso_config_check(&config), ISO_OK);
+    cr_assert_eq(iso__daso_config_check(&config, 0), ISO_OK);
     cr_assert(config.total_steps == 100 && config.warmup_steps == 20 && config.global_skip == 7);
     cr_assert(config.unit == ISO_SCOPE_RANK && config.wire == ISO_WIRE_F32);
     cr_assert(config.batches_to_wait == 0 && config.cooldown_steps == 0 && config.local_skip == 1);

@@ -20,7 +20,7 @@ static iso_daso_config config_of(int64_t total, int64_t warmup, int64_t cooldown
 
 static iso__daso_schedule make(iso_daso_config config) {
     iso__daso_schedule s;
-    cr_assert_eq(iso__daso_config_check(&config), ISO_OK, "%s", iso_last_error()->message);
+    cr_assert_eq(iso__daso_config_check(&config, 0), ISO_OK, "%s", iso_last_error()->message);
     iso__daso_schedule_init(&s, &config);
     return s;
 }
