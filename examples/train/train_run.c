@@ -31,8 +31,9 @@ static iso_status tell_dropped(train_run *run, iso_status status, int64_t step) 
 static iso_status tell_step(train_run *run, iso_status status) {
     status = tell_dropped(run, status, run->at.step + 1);
     const char *sync = run->options->sync;
-    if (train_setting_of(sync, "sync-interval-ms") || train_setting_of(sync, "push-scale"))
-        run->told = false;
+    bool apart = train_setting_of(sync, "sync-interval-ms") ||
+                 train_setting_of(sync, "push-scale") || train_setting_of(sync, "peers");
+    if (apart) run->told = false;
     return status;
 }
 

@@ -47,7 +47,8 @@ typedef struct iso_daso_stats {
     double last_wait_ms;         // waiting for the last exchange
     double exchange_ms, step_ms; // last measured, maximum over ranks; 0: not yet
     // |x_rank - mean| / |mean| at a send, maximum over ranks. It travels with the next send, so it
-    // describes the exchange before the last one. 0: not yet known.
+    // describes the exchange before the last one. 0: not yet known. With gossip these maxima are
+    // over this rank and the one that it receives from.
     double divergence;
     int64_t bytes_sent, bytes_between_nodes; // of this rank (see iso_traffic), without gradients
     char reason[128];                        // of the last change of skip and wait
@@ -286,9 +287,11 @@ typedef struct iso_daso_config {
     // ranks. With 2 ranks the bits are those of local SGD. Ranks have different parameters until
     // the end of the cycling phase, which sets them to the mean over all ranks; evaluation and
     // iso_daso_finish use that mean, too. `divergence` is the distance to the mean of the two,
-    // times consensus_step with a wire. After each exchange a reduction of five numbers over all
-    // ranks tells whether a rank failed; then none merges. Requires what iso_gossip_config sets of
-    // unit, merge, state and policy, and neither levels nor fragments.
+    // times consensus_step with a wire. An exchange needs no other ranks than these, so a rank that
+    // is late delays those that exchange with it, and no others at once. If it fails on a rank,
+    // this one and the one that receives from it get an error; all ranks get it where they meet.
+    // Requires what iso_gossip_config sets of unit, merge, state and policy, and neither levels nor
+    // fragments.
     //
     // With ISO_PEERS_PAIR, two ranks take the mean of their parameters, with the same bits on both:
     // D-PSGD (Lian et al., NeurIPS 2017) with the pairs of Bagua's shift_one. With H = P / 2,
@@ -449,8 +452,9 @@ iso_status iso_daso_levels_parse(const char *text, iso_daso_config *config);
 
 // As iso_daso_heat_create_take. If an exchange fails on any rank, every rank gets an error, and no
 // parameter changes. All ranks merge an exchange at the same batch, except with `asynchronous`:
-// then they get such an error in different steps, so a program that gets it ends the job
-// (MPI_Abort). An optimizer that is asynchronous is destroyed on all ranks, after the same step.
+// then they get such an error in different steps, and with `gossip` not all get it, so a program
+// that gets it ends the job (MPI_Abort). An optimizer that is asynchronous is destroyed on all
+// ranks, after the same step.
 iso_status iso_daso_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out);
 

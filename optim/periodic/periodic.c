@@ -42,6 +42,7 @@ static iso_status start_exchange(iso__periodic *p, iso__periodic_exchange *x, is
     p->step_ms_sum = 0;
     p->step_ms_count = 0;
     iso__average_set_turn(average_of(p, x), x->turns);
+    if (iso__periodic_gossips(p, level)) x->turns++;
     if (p->config.tournament)
         iso__average_set_peer(average_of(p, x), iso__match_partner(p, x->turns));
     ISO_TRY(iso__average_start(average_of(p, x), p->sent + x->offset, group, metrics));
@@ -123,8 +124,7 @@ iso_status iso__periodic_hold(iso__periodic *p) {
         iso_status one = hold_mean(p, &p->exchange[i]);
         if (one < 0) status = one;
     }
-    ISO_TRY(status);
-    return ISO_OK;
+    return iso__periodic_agree(p, status);
 }
 
 iso_status iso__periodic_drop(iso__periodic *p) {
@@ -200,7 +200,6 @@ static iso_status merge_mean(iso__periodic *p, iso__periodic_exchange *x, const 
     if (iso__periodic_outer_ends(p, x->level)) return merge_outer(p, x, action->age, mean);
     if (p->config.tournament) return iso__match_merge(p, x, mean);
     double distance = 0, norm = 0, ignored = 0;
-    x->turns++;
     iso__merge_args args = {.nodes = layout_of(p, x)->nodes, .age = action->weight};
     if (p->config.merge == ISO_MERGE_PROGRESS) args.age = action->age;
     iso__flat_cursor next = iso__flat_begin(x->size);
@@ -277,7 +276,6 @@ static iso_status replace_by_mean(iso__periodic *p, iso__periodic_exchange *sent
     if (!sent) return iso__periodic_put(p, 0, last, mean);
     if (iso__periodic_outer_ends(p, sent->level)) return merge_outer(p, sent, 0, mean);
     if (p->config.tournament) return iso__match_merge(p, sent, mean);
-    sent->turns++;
     ISO_TRY(iso__periodic_put(p, sent->first, sent->last, mean));
     ISO_TRY(lift_state(p, sent));
     measure_divergence(p, sent, mean);
@@ -492,7 +490,7 @@ iso_status iso__periodic_finish(iso__periodic *p, bool state) {
     iso__action exact = {.kind = ISO__FULL, .group = ISO__ALL_GROUPS, .state = state};
     ISO_TRY(iso_data_parallel_finish(p->data_parallel));
     ISO_TRY(iso__periodic_show(true, p));
-    ISO_TRY(iso__periodic_drop(p));
+    ISO_TRY(iso__periodic_agree(p, iso__periodic_drop(p)));
     bool wins = p->config.tournament && (p->match.chosen || !p->equal); // with its buffers
     if (!state && !wins) ISO_TRY(iso__periodic_mean_buffers(p, p->comm));
     if (p->equal && !state) return ISO_OK;

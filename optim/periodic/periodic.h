@@ -66,7 +66,7 @@ typedef struct iso__periodic_exchange {
     iso__payload payload, queued_payload;
     int queued_group;
     int level, queued_level;       // of the pending exchange, and of the queued one
-    int64_t merges, turns;         // so far: by the outer optimizer, and by anything else
+    int64_t merges, turns;         // merges of the outer optimizer; gossips, or tournaments
     int64_t starts;                // so far, of this process
     int64_t saved[5], saved_level; // for saved state
 } iso__periodic_exchange;
@@ -216,6 +216,10 @@ static inline iso__periodic *iso__periodic_of(iso_optimizer *owner) {
 // Whether an exchange of this level ends with a step of the outer optimizer.
 static inline bool iso__periodic_outer_ends(const iso__periodic *p, int level) {
     return p->config.outer && level == p->config.lower_count;
+}
+// Ranks that gossip may have failed each for itself: where they meet, all of them learn of it.
+static inline iso_status iso__periodic_agree(const iso__periodic *p, iso_status mine) {
+    return iso__is_gossip(p->config.wire.kind) ? iso_comm_agree(p->comm, mine) : mine;
 }
 // Whether it is gossip.
 static inline bool iso__periodic_gossips(const iso__periodic *p, int level) {

@@ -10,8 +10,8 @@
 #include "comm/comm_state.h"
 #include "comm/request.h"
 
-#define PIECE_BYTES ((size_t)60 * 1024)
 enum { PIECES_UNDER_WAY = 8 };
+#define PIECE_BYTES ((size_t)ISO_MESSAGE_WINDOW / PIECES_UNDER_WAY)
 
 static bool same_stream(const iso_request *a, const iso_request *b) {
     return a->root == b->root && a->tag == b->tag && !a->send == !b->send;

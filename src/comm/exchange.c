@@ -65,11 +65,15 @@ static int post_bcast(iso_request *request, int count, MPI_Comm mpi, MPI_Request
     return MPI_Ibcast(request->next, count * (int)UNIT, MPI_BYTE, request->root, mpi, out);
 }
 
-// A piece of a message to or from rank request->root.
+// A piece of a message to or from rank request->root. The first pieces of a long message are sent
+// in synchronous mode: they complete, and others follow, once the receiver takes them. So not more
+// than these wait in the memory of a receiver that is late.
 static int post_message(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     int bytes = count * (int)UNIT, with = request->root, tag = request->tag;
-    return request->send ? MPI_Isend(request->send, bytes, MPI_BYTE, with, tag, mpi, out)
-                         : MPI_Irecv(request->next, bytes, MPI_BYTE, with, tag, mpi, out);
+    size_t posted = request->bytes - request->left * request->unit;
+    bool first = posted < ISO_MESSAGE_WINDOW && request->bytes > ISO_MESSAGE_WINDOW;
+    if (!request->send) return MPI_Irecv(request->next, bytes, MPI_BYTE, with, tag, mpi, out);
+    return (first ? MPI_Issend : MPI_Isend)(request->send, bytes, MPI_BYTE, with, tag, mpi, out);
 }
 
 static int post_largest(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {

@@ -56,6 +56,9 @@ struct iso_request {
                                 // the free list
 };
 
+// Bytes of a message between two ranks that are under way at once.
+enum { ISO_MESSAGE_WINDOW = 8 * 60 * 1024 };
+
 // ---- engine.c ----
 // All with the lock held. reserve makes room for `more` further requests, and for those of MPI, so
 // that posting them allocates nothing. begin returns a request that counts as POSTED; stream: of

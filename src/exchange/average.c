@@ -86,6 +86,8 @@ static iso_status allocate_all(iso__average *a) {
     }
     size_t metrics = iso__comm_reduction_room(iso__routes_comm(a->routes), 1 + ISO__METRICS);
     ISO_TRY(iso__alloc_zero(metrics * sizeof(*a->metrics), (void **)&a->metrics));
+    ISO_TRY(iso__alloc_zero(ISO__AVERAGE_MESSAGE, (void **)&a->report));
+    ISO_TRY(iso__alloc_zero(ISO__AVERAGE_MESSAGE, (void **)&a->peer_report));
     ISO_TRY(iso__alloc_zero(shards * ISO__AVERAGE_TYPES * sizeof(*a->spread), (void **)&a->spread));
     ISO_TRY(iso__alloc_zero(chunks * sizeof(*a->chunk), (void **)&a->chunk));
     ISO_TRY(allocate_buffers(a));
@@ -167,6 +169,8 @@ static void release_buffers(iso__average *a) {
     iso__free(a->send);
     iso__free(a->recv);
     iso__free(a->metrics);
+    iso__free(a->report);
+    iso__free(a->peer_report);
     iso__free(a->chunk);
     iso__free(a->spread);
     iso__routes_destroy(&a->routes);

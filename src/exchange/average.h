@@ -11,7 +11,8 @@
 //            and sums what it got in the order of the nodes, in f32 (f64 elements: in f64)
 //   GATHER   the summed shares travel to all members
 //   SPREAD   inside the node the shards of the local ranks are put together (only with shards)
-//   VERDICT  one small reduction over all ranks: whether every rank is well, and metrics
+//   VERDICT  one small reduction over all ranks: whether every rank is well, and metrics. Gossip
+//            has a report to the receiver instead
 //
 // A mean allocates its own array and wires. It does not use the store and the coder of gradients,
 // which serve buckets and communication hooks.
@@ -24,7 +25,10 @@
 //
 // Gossip (ISO__GOSSIP): instead of the mean of all nodes, a rank gets the mean of its array
 // and that of one other rank. SCATTER is then a message to a rank and one from a rank, and there
-// are no GATHER and no SPREAD. Exchange k goes to rank + d modulo P, with d = 2^(k mod R) and R =
+// are no GATHER and no SPREAD. A report with the values tells the receiver whether they are good,
+// so an exchange needs nothing of other ranks: a late rank delays those that receive from it. If a
+// rank fails, it and the one that receives from it get no mean, and the others know nothing of it.
+// Exchange k goes to rank + d modulo P, with d = 2^(k mod R) and R =
 // ceil(log2 P): the directed one-peer exponential graph of Stochastic Gradient Push (Assran et al.,
 // ICML 2019). In matrices, x becomes W x with W = (I + S) / 2, where S moves every array by d
 // ranks.
@@ -59,7 +63,7 @@
 // leaves out much needs a small s. The paper proves convergence for a fixed, undirected graph, any
 // Q that leaves less than it gets, and a small s. There ranks need one copy of their own and one
 // sum of copies. Here the graph changes, and messages go to one rank, so each turn has copies of
-// its own: 2 R or 2 H arrays. They change only if all ranks are well.
+// its own: 2 R or 2 H arrays. If a sender is not well, neither end changes its copy.
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
@@ -166,7 +170,8 @@ void iso__average_set_peer(iso__average *average, int node);
 bool iso__average_busy(const iso__average *average); // between start and finish
 // Collective. Waits for the remaining phases. *mean (a flat array, valid until the next start) is
 // NULL on ranks outside the group. metrics: the maximum of each over all ranks. If any rank failed,
-// no rank gets a mean, and every rank gets an error that names the lowest failing rank.
+// no rank gets a mean, and every rank gets an error that names the lowest failing rank. Gossip: the
+// same of this rank and the one that it receives from.
 iso_status iso__average_finish(iso__average *average, const float **mean,
                                double metrics[ISO__METRICS]);
 

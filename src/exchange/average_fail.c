@@ -13,6 +13,12 @@ void iso__average_fail(iso__average *a, iso__average_cause cause) {
     if (cause == ISO_CAUSE_MPI) memcpy(a->message, iso_last_error()->message, sizeof(a->message));
 }
 
+double iso__average_own_verdict(const iso__average *a) {
+    const iso_comm *world = iso__routes_comm(a->routes);
+    if (a->cause == ISO_CAUSE_NONE) return 0;
+    return (double)(iso_comm_size(world) - iso_comm_rank(world)) * ISO_CAUSES + (double)a->cause;
+}
+
 void iso__average_note(iso__average *a, iso_status status) {
     if (status < 0) iso__average_fail(a, ISO_CAUSE_MPI);
 }

@@ -3,6 +3,8 @@
 // other if differences travel.
 #include "exchange/average_impl.h"
 
+#include "comm/comm_calls.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -114,6 +116,34 @@ bool iso__average_mix_copies(iso__average *a, const char *sent, const char *rece
 
 // What was finite in iso__average_mix_copies is the same here.
 void iso__average_commit_copies(iso__average *a, const char *sent, const char *received) {
-    a->wire->decode_add(a->count, sent, own_copy(a));
-    a->wire->decode_add(a->count, received, peer_copy(a));
+    if (a->report[0] == 0) a->wire->decode_add(a->count, sent, own_copy(a));
+    if (a->peer_report[0] == 0) a->wire->decode_add(a->count, received, peer_copy(a));
+}
+
+// ---- Reports ----------------------------------------------------------------------------------------
+
+enum { REPORT = 1 + ISO__METRICS };
+_Static_assert(REPORT * sizeof(double) <= ISO__AVERAGE_MESSAGE, "one message");
+
+void iso__average_send_report(iso__average *a) {
+    iso__average_peers with = iso__average_choose_peers(a);
+    a->metrics[0] = iso__average_own_verdict(a);
+    memcpy(a->report, a->metrics, REPORT * sizeof(double));
+    a->report[1] = 0;                                   // how long it takes is not known yet
+    memset(a->peer_report, 0, REPORT * sizeof(double)); // should it not come
+    iso__messages m = {.send = a->report,
+                       .recv = a->peer_report,
+                       .bytes = ISO__AVERAGE_MESSAGE,
+                       .to = with.to,
+                       .from = with.from};
+    iso__average_note(a, iso__comm_imessages(a->leaders, &m, "mean over nodes (report)",
+                                             &a->report_sent, &a->report_came));
+}
+
+iso_status iso__average_finish_report(iso__average *a, bool wait) {
+    iso_status status = iso__average_settle(a, &a->report_came, wait);
+    if (status == ISO_OK) status = iso__average_settle(a, &a->report_sent, wait);
+    for (int i = 0; status == ISO_OK && i < REPORT; i++)
+        if (a->peer_report[i] > a->metrics[i]) a->metrics[i] = a->peer_report[i];
+    return status;
 }

@@ -98,6 +98,9 @@ struct iso__average {
     int chunk_count;
     iso_request *verdict;
     double *metrics; // 1 + ISO__METRICS, the first: lowest failing rank and cause; then filling
+    // Of gossip: what goes with the values, and what came with those of the sender, as `metrics`.
+    double *report, *peer_report;
+    iso_request *report_sent, *report_came;
     iso__average_cause cause; // of this rank
     char message[sizeof(((iso_error *)0)->message)];
     int64_t start_ns, back_ns;
@@ -130,6 +133,8 @@ bool iso__average_has_reference(const iso__average *a);
 // A rank that has failed takes part in all phases, so that no rank waits for it. The verdict
 // reports the failure. note: ISO_CAUSE_MPI if status is an error.
 void iso__average_fail(iso__average *a, iso__average_cause cause);
+// This rank's, as metrics[0]: ranks take the maximum, which is that of the lowest failing rank.
+double iso__average_own_verdict(const iso__average *a);
 void iso__average_note(iso__average *a, iso_status status);
 // Returns ISO_OK once the request is over. A time-out, after which the request can be waited for
 // again, is returned; any other failure is left to the verdict.
@@ -169,7 +174,11 @@ bool iso__average_encode_copy(iso__average *a, const float *x, char *to);
 // Adds consensus_step / 2 times the difference of the new copies to the result. Whether all of it
 // is finite. The copies do not change yet.
 bool iso__average_mix_copies(iso__average *a, const char *sent, const char *received);
-// Once all ranks are well: the new copies.
+// The new copies. A rank that did not send well, as its report says, changes none on both ends.
 void iso__average_commit_copies(iso__average *a, const char *sent, const char *received);
+// Sends the report of this rank, and takes that of the sender. finish waits, and adds up both as a
+// verdict does.
+void iso__average_send_report(iso__average *a);
+iso_status iso__average_finish_report(iso__average *a, bool wait);
 
 #endif

@@ -114,6 +114,7 @@ static void send_chunk(iso__average *a, iso__average_chunk *c, const float *valu
 
 static void send_chunks(iso__average *a, const float *values) {
     for (int i = 0; i < a->chunk_count; i++) send_chunk(a, &a->chunk[i], values);
+    if (iso__is_gossip(a->config.kind) && a->chunk_count > 0) iso__average_send_report(a);
 }
 
 // ---- Gather ---------------------------------------------------------------------------------------
@@ -230,18 +231,13 @@ static iso_status finish_spread(iso__average *a, bool wait) {
 
 // ---- Verdict --------------------------------------------------------------------------------------
 
-// Ranks take the maximum of these numbers, which is that of the lowest failing rank.
-static double own_verdict(const iso__average *a) {
-    const iso_comm *world = iso__routes_comm(a->routes);
-    if (a->cause == ISO_CAUSE_NONE) return 0;
-    return (double)(iso_comm_size(world) - iso_comm_rank(world)) * ISO_CAUSES + (double)a->cause;
-}
-
+// That of gossip came with the values.
 static void post_verdict(iso__average *a) {
-    a->metrics[0] = own_verdict(a);
+    a->metrics[0] = iso__average_own_verdict(a);
     a->metrics[1] = (double)(a->back_ns - a->start_ns) * 1e-6;
     if (a->back_ns > a->start_ns)
         iso_trace_span(ISO_LANE_EXCHANGE, "mean over nodes", a->start_ns, a->back_ns);
+    if (iso__is_gossip(a->config.kind)) return;
     iso_comm *all = iso__routes_all(a->routes, a->route);
     int count = (int)iso__comm_reduction_room(all, 1 + ISO__METRICS);
     iso__average_note(a, iso__comm_iallreduce_max(all, a->metrics, count,
@@ -249,9 +245,10 @@ static void post_verdict(iso__average *a) {
 }
 
 static iso_status finish_verdict(iso__average *a, bool wait) {
-    iso_status status = iso__average_settle(a, &a->verdict, wait);
+    iso_status status = iso__is_gossip(a->config.kind) ? iso__average_finish_report(a, wait)
+                                                       : iso__average_settle(a, &a->verdict, wait);
     if (status != ISO_OK) return status;
-    double own = own_verdict(a); // the reduction itself may have failed
+    double own = iso__average_own_verdict(a); // the reduction itself may have failed
     if (own > a->metrics[0]) a->metrics[0] = own;
     return ISO_OK;
 }
@@ -261,7 +258,9 @@ static iso_status fail_dropped(const iso__average *a) {
     int code = (int)a->metrics[0], size = iso_comm_size(world);
     int rank = size - code / ISO_CAUSES, cause = code % ISO_CAUSES;
     bool own = rank == iso_comm_rank(world);
-    static const char result[] = "the exchange was dropped on all ranks and changed nothing";
+    const char *result = iso__is_gossip(a->config.kind)
+                             ? "its exchange was dropped and changed nothing"
+                             : "the exchange was dropped on all ranks and changed nothing";
     if (cause == ISO_CAUSE_VALUES)
         return ISO_FAIL(ISO_ERR_STATE,
                         "rank %d: parameters are not finite: %s: try a lower learning rate", rank,
@@ -415,7 +414,6 @@ iso_status iso__average_reach(iso__average *a, int progress) {
 static void commit_mean(iso__average *a) {
     if (a->measuring) return;
     a->stats.exchanges++;
-    if (a->copies) iso__average_commit_copies(a, a->send, a->recv);
     if (!a->config.differences) return;
     a->current = 1 - a->current;
     if (a->as_difference) a->current_residual = 1 - a->current_residual;
@@ -431,6 +429,7 @@ iso_status iso__average_finish(iso__average *a, const float **mean, double metri
     if (iso__profiler_on()) iso__profiler_end(&a->range);
     a->phase = ISO__AVERAGE_IDLE;
     iso__routes_return(a->routes, &a->route);
+    if (a->copies && !a->measuring) iso__average_commit_copies(a, a->send, a->recv);
     if (a->metrics[0] > 0) return fail_dropped(a);
     commit_mean(a);
     *mean = is_member(a) ? a->result : NULL;

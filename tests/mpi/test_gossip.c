@@ -353,20 +353,65 @@ Test(np2_gossip, another_rhythm_of_outer_steps_is_told) {
 
 // ---- Failures and wrong use -----------------------------------------------------------------------
 
-// Not only the rank that it sends to is told.
-Test(np4_gossip, every_rank_is_told_of_a_failure) {
-    trainer t;
+// Opens a run, makes two steps, and spoils a parameter of the last rank.
+static void open_spoilt(trainer *t, const daso_case *c) {
     iso_parameter_list list;
-    daso_case c = case_of(1, 0);
-    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    iso_assert_ok(trainer_go_on(&t, 0, 2));
-    iso_assert_ok(iso_data_parallel_finish(t.model));
-    iso_assert_ok(iso_module_parameters(t.model, &list));
-    if (test_rank == 3) tensor_swap(list.item[0]->value, 0, NAN);
-    iso_status status = trainer_step(&t, 2, NULL);
-    iso_assert_all(status == ISO_ERR_STATE && strstr(iso_last_error()->message, "rank 3"));
+    iso_assert_ok(daso_open(t, MPI_COMM_WORLD, c));
+    iso_assert_ok(trainer_go_on(t, 0, 2));
+    iso_assert_ok(iso_data_parallel_finish(t->model));
+    iso_assert_ok(iso_module_parameters(t->model, &list));
+    if (test_rank == test_size - 1) tensor_swap(list.item[0]->value, 0, NAN);
     iso_parameter_list_destroy(&list);
+}
+
+static bool names_last_rank(iso_status status) {
+    return status == ISO_ERR_STATE && strstr(iso_last_error()->message, "rank 3: parameters are");
+}
+
+static void tells_the_receiver(iso_peers peers) {
+    trainer t;
+    daso_case c = case_of(1, 0);
+    c.daso.peers = peers;
+    open_spoilt(&t, &c);
+    iso_status status = trainer_step(&t, 2, NULL);
+    bool takes_part = test_rank == 3 || gossip_peer(peers, test_rank, test_size, 2) == 3;
+    iso_assert_all(takes_part ? names_last_rank(status) : status == ISO_OK);
     daso_close(&t);
+}
+Test(np4_gossip, the_receiver_is_told_of_a_failure) { tells_the_receiver(ISO_PEERS_PUSH); }
+Test(np4_gossip, the_partner_is_told_of_a_failure) { tells_the_receiver(ISO_PEERS_PAIR); }
+
+Test(np4_gossip, all_are_told_of_a_failure_where_they_meet) {
+    trainer t;
+    for (int i = 0; i < 2; i++) {
+        daso_case c = case_of(1, 1);
+        open_spoilt(&t, &c);
+        iso_assert_ok(trainer_step(&t, 2, NULL)); // sends it
+        iso_assert_all(names_last_rank((i ? iso_daso_finish : iso_daso_complete)(t.optimizer)));
+        daso_close(&t);
+    }
+}
+
+// The last rank makes no step before another one has made its first, which would wait for ever if
+// it needed all ranks.
+static void delays_its_neighbours_only(iso_peers peers, int other) {
+    trainer t;
+    daso_case c = case_of(1, 0);
+    c.daso.peers = peers;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    if (test_rank == 3) MPI_Recv(NULL, 0, MPI_INT, other, 77, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    iso_status status = trainer_step(&t, 0, NULL);
+    if (test_rank == other) MPI_Send(NULL, 0, MPI_INT, 3, 77, MPI_COMM_WORLD);
+    iso_assert_ok(status);
+    iso_assert_ok(trainer_go_on(&t, 1, STEPS));
+    iso_assert_all(daso_equal(&t));
+    daso_close(&t);
+}
+Test(np4_gossip, a_late_rank_delays_its_receiver_only) {
+    delays_its_neighbours_only(ISO_PEERS_PUSH, 1);
+}
+Test(np4_gossip, a_late_rank_delays_its_partner_only) {
+    delays_its_neighbours_only(ISO_PEERS_PAIR, 0);
 }
 
 Test(np2_gossip, what_does_not_go_with_it_is_refused) {

@@ -19,13 +19,27 @@ static bool watching;
 static int sends, fails_at; // 0: none
 static int longest;         // bytes
 
-int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
-              MPI_Request *request) {
+static bool buffers; // MPI copies what is sent, as over TCP, wherever the receiver is
+
+static int watch_send(int count, MPI_Datatype type) {
     int size;
     MPI_Type_size(type, &size);
     if (watching && ++sends == fails_at) return MPI_ERR_INTERN;
     if (watching && count * size > longest) longest = count * size;
-    return PMPI_Isend(data, count, type, to, tag, comm, request);
+    return MPI_SUCCESS;
+}
+
+int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+              MPI_Request *request) {
+    int rc = watch_send(count, type);
+    if (rc != MPI_SUCCESS) return rc;
+    return (buffers ? PMPI_Ibsend : PMPI_Isend)(data, count, type, to, tag, comm, request);
+}
+
+int MPI_Issend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+               MPI_Request *request) {
+    int rc = watch_send(count, type);
+    return rc == MPI_SUCCESS ? PMPI_Issend(data, count, type, to, tag, comm, request) : rc;
 }
 
 // ---- Messages -------------------------------------------------------------------------------------
@@ -118,6 +132,28 @@ static void many_at_once(int rounds) {
 
 Test(np2_message, many_at_once) { many_at_once(4); }
 Test(np3_message, many_at_once) { many_at_once(2); }
+
+// What has left without a receiver waits in its memory.
+Test(np2_message, a_late_receiver_gets_a_window_at_most) {
+    static char room[(MOST / PIECE + 8) * (PIECE + MPI_BSEND_OVERHEAD)];
+    message m = {.bytes = MOST, .with = 1 - test_rank, .tag = 1, .sends = test_rank == 0};
+    int left = 0;
+    MPI_Buffer_attach(room, (int)sizeof(room));
+    buffers = watching = true;
+    sends = 0;
+    if (test_rank == 1) MPI_Recv(NULL, 0, MPI_INT, 0, 77, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    begin_message(&m);
+    for (int i = 0; test_rank == 0 && i < 200; i++) {
+        usleep(1000);
+        if (iso_request_test(&m.request) != ISO_PENDING) break;
+        left = sends;
+    }
+    if (test_rank == 0) MPI_Send(NULL, 0, MPI_INT, 1, 77, MPI_COMM_WORLD);
+    bool right = end_message(&m);
+    watching = buffers = false;
+    MPI_Buffer_detach(&(void *){NULL}, &(int){0});
+    iso_assert_all(right && (test_rank == 1 || (left == 8 && sends == MOST / PIECE)));
+}
 
 // A piece fails. The message and what follows it in its stream fail too; nothing leaves in its
 // place. Other streams go on.
