@@ -586,6 +586,20 @@ told_once() {
 }
 holds "... also in the report of a sweep that was killed before it removed the failure" told_once
 
+# Ranks that exchange at steps of their own end the job; both ranks of a pair know of it.
+# shellcheck disable=SC2086
+on_two "$sweep" --out four $common -- "wild: --sync gossip --optimizer sgd --lr 1e6" "tame: --sync lazy"
+pair_goes_past() { [ "$status" != 0 ] && [ "$(names four/runs.csv)" = "tame wild " ]; }
+holds "two ranks that gossip and diverge do not keep the next run from being made" pair_goes_past
+# shellcheck disable=SC2086
+run 3 "$sweep" --out five $common -- "wild: --sync gossip --optimizer sgd --lr 1e6" "tame: --sync lazy"
+[ "$status" != 0 ] && [ -e five/wild.failed ] && [ ! -e five/tame.jsonl ] && grep -q 'diverged' five/wild.failed
+result $? "three ranks end the job, and leave what failed"
+# shellcheck disable=SC2086
+run 3 "$sweep" --out five $common -- "wild: --sync gossip --optimizer sgd --lr 1e6" "tame: --sync lazy"
+[ "$status" != 0 ] && [ -e five/wild.failed ] && [ -e five/tame.jsonl ]
+result $? "... and the same sweep again makes the other run first"
+
 # A comma separates runs, so + separates levels. Names have _ for characters that they cannot have.
 # shellcheck disable=SC2086
 on_two "$sweep" --out levels $common -- "h: --sync localsgd --levels 2:2,2:1+4:2"

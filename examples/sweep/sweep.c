@@ -88,14 +88,23 @@ static void on_eval(const train_eval *eval, void *user) {
     tell_first_estimate(p);
 }
 
+// The job ends with the run: what a later one is to know of it.
+static void on_lost(const char *why, void *user) {
+    const progress *p = user;
+    sweep_store_lost(p->sweep, p->run, why);
+}
+
 // ---- Runs ---------------------------------------------------------------------------------------
 
+// Whether a run is to be made. Those that failed before come last: they may end the job again.
+enum { FINISHED, TO_MAKE, TO_REPEAT };
+
 // Collective. Which runs are left is what rank 0 found; false: rank 0 has said why not.
-static bool open_store(sweep *self, bool *left) {
+static bool open_store(sweep *self, char *left) {
     bool first = self->world.rank == 0;
     if (!train_all_well(first ? sweep_store_open(self) : ISO_OK)) return false;
     for (int i = 0; i < self->list.count; i++)
-        left[i] = !self->results[i].name || self->results[i].failure;
+        left[i] = self->results[i].failure ? TO_REPEAT : self->results[i].name ? FINISHED : TO_MAKE;
     train_bcast(left, (size_t)self->list.count * sizeof(*left), 0, "the broadcast of what is left");
     if (!train_all_well(first ? sweep_report(self) : ISO_OK)) return false;
     if (first) sweep_store_catch_signals();
@@ -114,7 +123,7 @@ static void end_steps(progress *p, bool failed) {
 // Signals have a run that saves its state stopped; they end a sweep without such runs at once.
 static bool train_once(sweep *self, progress *p, train_result *result) {
     const train_options *options = &self->options[p->run];
-    train_observer observer = {.start = on_start, .eval = on_eval, .user = p};
+    train_observer observer = {.start = on_start, .eval = on_eval, .lost = on_lost, .user = p};
     if (self->checkpoint_every > 0) train_stop_begin(options, false);
     bool good = train_perform(&self->world, options, &observer, result);
     if (self->checkpoint_every > 0) train_stop_end();
@@ -153,7 +162,7 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
     return true;
 }
 
-static bool perform_all(sweep *self, const bool *left) {
+static bool perform_all(sweep *self, const char *left) {
     progress p = {.sweep = self};
     int failures = 0, skipped = 0;
     for (int i = 0; i < self->list.count; i++) {
@@ -162,18 +171,20 @@ static bool perform_all(sweep *self, const bool *left) {
     }
     bool tell = self->world.rank == 0 && !self->quiet;
     if (tell && skipped) printf("finished before: %d of %d runs\n", skipped, self->list.count);
-    for (p.run = 0; p.run < self->list.count; p.run++) {
-        bool failed = false;
-        if (!left[p.run]) sweep_resume_end(self, p.run); // a sweep may have been killed before that
-        if (left[p.run] && !perform_run(self, &p, &failed)) return false;
-        failures += failed;
-    }
+    for (int i = 0; i < self->list.count; i++)
+        if (!left[i]) sweep_resume_end(self, i); // a sweep may have been killed before that
+    for (int which = TO_MAKE; which <= TO_REPEAT; which++)
+        for (p.run = 0; p.run < self->list.count; p.run++) {
+            bool failed = false;
+            if (left[p.run] == which && !perform_run(self, &p, &failed)) return false;
+            failures += failed;
+        }
     if (tell) printf("report    %s/report.html\n", self->folder);
     return failures == 0;
 }
 
 static bool sweep_all(sweep *self) {
-    bool *left = calloc((size_t)self->list.count, sizeof(*left));
+    char *left = calloc((size_t)self->list.count, sizeof(*left));
     iso_status memory =
         left ? ISO_OK : train_error(ISO_ERR_NOMEM, "out of memory for the list of runs");
     if (self->checkpoint_every > 0) train_stop_catch();

@@ -102,6 +102,9 @@ iso_status sweep_store_finish(sweep *self, int run);
 // Local, on rank 0. Call it after a run that failed: adds the reason to its log, and rewrites the
 // report. The next sweep makes the run again.
 iso_status sweep_store_fail(sweep *self, int run, const char *reason);
+// Local, on any rank, before the job ends: the next sweep finds that the run failed, and makes it
+// after the others. Says nothing if that cannot be written.
+void sweep_store_lost(const sweep *self, int run, const char *reason);
 // From now on signals that end the program do so as soon as all files are complete, on rank 0 with
 // a message.
 void sweep_store_catch_signals(void);

@@ -285,6 +285,20 @@ static iso_status keep_failed(sweep *self, int run, const char *reason) {
     return keep_log(self, run, ".failed");
 }
 
+// Not into the log, to which rank 0 may still write.
+void sweep_store_lost(const sweep *self, int run, const char *reason) {
+    char path[PATH_MAX], part[PATH_MAX + 32];
+    iso_json_log *log = NULL;
+    if (result_path(self, run, ".failed", path) < 0) return;
+    snprintf(part, sizeof(part), "%s.tmp.%ld", path, (long)getpid());
+    if (iso_json_log_create(part, &log) < 0) return;
+    sweep_describe(self, run, log);
+    iso_json_begin(log, "failed");
+    iso_json_string(log, "reason", reason);
+    iso_json_end(log);
+    if (iso_json_log_close(&log) < 0 || rename(part, path) != 0) unlink(part);
+}
+
 iso_status sweep_store_finish(sweep *self, int run) {
     pthread_mutex_lock(&files);
     iso_status status = keep_finished(self, run);

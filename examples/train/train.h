@@ -82,6 +82,7 @@ typedef struct train_observer {
     void (*sync)(const train_sync *sync, void *user);
     void (*epoch)(int64_t epoch, const train_metrics *metrics, void *user);
     void (*end)(const train_result *result, void *user);
+    void (*lost)(const char *why, void *user); // on a rank that then ends the job
     void *user;
 } train_observer;
 
@@ -177,9 +178,8 @@ typedef struct train_run {
     bool uncounted_last;                // that batch is one of the last steps
     int64_t clock;                      // when the clock of training was started; 0: it is stopped
     double clock_wait_ms;               // waits until then
-    int64_t test_samples;      // number of test images used, the first ones of the test set
-    iso_evaluation test;       // the latest one
-    iso_evaluation validation; // of the last epoch
+    int64_t test_samples;            // number of test images used, the first ones of the test set
+    iso_evaluation test, validation; // the latest one; of the last epoch
     train_best best;
     iso_noise_scale *noise;      // NULL without --noise-scale
     iso_grad_scaler *scaler;     // NULL without --grad-scaler

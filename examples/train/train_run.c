@@ -31,9 +31,9 @@ static iso_status tell_dropped(train_run *run, iso_status status, int64_t step) 
 static iso_status tell_step(train_run *run, iso_status status) {
     status = tell_dropped(run, status, run->at.step + 1);
     const char *sync = run->options->sync;
-    bool apart = train_setting_of(sync, "sync-interval-ms") ||
-                 train_setting_of(sync, "push-scale") || train_setting_of(sync, "peers");
-    if (apart) run->told = false;
+    bool alone = train_setting_of(sync, "sync-interval-ms") || train_setting_of(sync, "push-scale");
+    bool in_pairs = train_setting_of(sync, "peers") != NULL;
+    if (run->world->ranks > (in_pairs ? 2 : 1) && (alone || in_pairs)) run->told = false;
     return status;
 }
 
@@ -391,7 +391,11 @@ static iso_status finish_run(train_run *run, train_metrics *metrics, train_resul
 static bool all_well(train_run *run, iso_status status) {
     // On a terminal the error gets a line of its own.
     if (status < 0) iso_progress_bar_finish(&run->bar, NULL);
-    if (status < 0 && !run->told) train_abort();
+    if (status < 0 && !run->told) {
+        const train_observer *observer = run->observer;
+        if (observer && observer->lost) observer->lost(train_error_text(), observer->user);
+        train_abort();
+    }
     return train_all_well(status);
 }
 
