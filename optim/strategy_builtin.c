@@ -470,7 +470,8 @@ const iso_strategy iso__builtin_strategy[] = {
      .text = "parameters, all the time, without waiting; each rank merges the mean when it arrives",
      OF_DASO(async, ASYNC)},
     {.name = "server",
-     .text = "parameters, every --period steps, with parameter servers, one shard on each rank, "
+     .text = "parameters, every --period steps, with a parameter server, whose shards are on the "
+             "ranks, "
              "without waiting",
      OF_DASO(server, SERVER)},
     {.name = "tournament",

@@ -51,7 +51,7 @@ static const char front_note[] =
     "Final accuracy, mean over seeds with 95 % intervals. The line is the Pareto front: no mode "
     "has both a lower cost and a higher accuracy.";
 static const char divergence_note[] =
-    "Distance of the farthest rank from the mean, relative to the norm of the mean.";
+    "Distance of the farthest rank from the mean, relative to its norm (gossip: of two ranks).";
 static const curves curve[] = {
     {"accuracy_time", "Test accuracy against time", accuracy_note, SECONDS, ACCURACY, false},
     {"loss_time", "Training loss against time", loss_note, SECONDS, LOSS, false},

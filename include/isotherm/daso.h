@@ -48,7 +48,7 @@ typedef struct iso_daso_stats {
     double exchange_ms, step_ms; // last measured, maximum over ranks; 0: not yet
     // |x_rank - mean| / |mean| at a send, maximum over ranks. It travels with the next send, so it
     // describes the exchange before the last one. 0: not yet known. With gossip these maxima are
-    // over this rank and the one that it receives from.
+    // over this rank and the one that it receives from; exchange_ms is this rank's own.
     double divergence;
     int64_t bytes_sent, bytes_between_nodes; // of this rank (see iso_traffic), without gradients
     char reason[128];                        // of the last change of skip and wait
@@ -288,8 +288,9 @@ typedef struct iso_daso_config {
     // the end of the cycling phase, which sets them to the mean over all ranks; evaluation and
     // iso_daso_finish use that mean, too. `divergence` is the distance to the mean of the two,
     // times consensus_step with a wire. An exchange needs no other ranks than these, so a rank that
-    // is late delays those that exchange with it, and no others at once. If it fails on a rank,
-    // this one and the one that receives from it get an error; all ranks get it where they meet.
+    // is late delays those that exchange with it, and no others at once. If a rank's parameters
+    // are not finite or too large, it and the one that receives from it get an error, which ends
+    // the job: see iso_daso_create_take. All ranks get an error that is found where they meet.
     // Requires what iso_gossip_config sets of unit, merge, state and policy, and neither levels nor
     // fragments.
     //
@@ -353,13 +354,16 @@ typedef struct iso_daso_config {
     bool server;
     double push_scale; // server: a; 0: 1 / workers, so that progress that all make counts once
     // server: the last so many ranks, fewer than P, only serve, one shard each, and the others are
-    // the workers, who serve nothing. 0: all ranks do both. On a rank that only serves a step needs
-    // no forward and no backward: it counts, changes no parameter, and serves the pushes that are
-    // there. So let it make its steps at once. Then it serves while it waits for the others: where
-    // ranks meet, and in any call on the communicator of data_parallel. Its buffers count in no
+    // the W workers, who serve nothing. 0: all ranks do both. Divide samples among the workers
+    // only: give the sampler W ranks. On a rank that only serves a step needs no forward and no
+    // backward: it counts, changes no parameter, and serves the pushes that are there. So let it
+    // make its steps at once. Then it serves while it waits for the others: where ranks meet, and
+    // in any call on the communicator of data_parallel. These waits have no time limit: a worker
+    // that hangs is noticed by another worker, or by ISO_STEP_TIMEOUT. Its buffers count in no
     // mean, and are synchronised at evaluations or on call only (ISO_ERR_UNSUPPORTED). Requires
-    // phases of 0 steps. A saved state goes on with the same number of ranks and servers only
-    // (ISO_ERR_MISMATCH). iso_daso_reset is ISO_ERR_UNSUPPORTED.
+    // phases of 0 steps, and no other such server on the communicator (ISO_ERR_STATE). A saved
+    // state goes on with the same number of ranks and servers only (ISO_ERR_MISMATCH).
+    // iso_daso_reset is ISO_ERR_UNSUPPORTED.
     int servers;
     // Tournaments, see isotherm/tournament.h; copied. NULL: none. The nodes are the trainers, or,
     // with ISO_SCOPE_RANK, the ranks. Parameters and buffers travel, and with them optimizer state,

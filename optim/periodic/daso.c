@@ -431,7 +431,7 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
                  .differences = config->wire != ISO_WIRE_F32,
                  .consensus_step = consensus_step(config),
                  .kind = exchange_kind(config),
-                 .unordered = config->asynchronous},
+                 .unordered = config->asynchronous || config->gossip},
         .full = {.wire = &iso__codec_f32},
         .merge = config->merge,
         .tournament = config->tournament,

@@ -103,7 +103,7 @@ static iso_status make_exchanges(iso__periodic *p) {
         iso__average_config all = *wire;
         all.each_rank = p->ranks != NULL;
         if (iso__periodic_outer_ends(p, p->config.lower_count) && iso__is_gossip(wire->kind))
-            all.kind = ISO__MEAN;
+            all.kind = ISO__MEAN, all.unordered = false;
         ISO_TRY(iso__periodic_make_average(p->routes, x->size, &all, &x->average));
         for (int k = 0; k < p->config.lower_count; k++)
             ISO_TRY(iso__periodic_make_average(p->lower[k], x->size, wire, &x->lower[k]));

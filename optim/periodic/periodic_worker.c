@@ -217,6 +217,22 @@ static void count_traffic(iso__periodic *p, const iso_traffic *before) {
     p->stats.bytes_between_nodes += now.bytes_between_nodes - before->bytes_between_nodes;
 }
 
+// What other ranks push while a rank that only serves waits for them anywhere.
+static bool serve_aside(void *user) {
+    iso__periodic *p = user;
+    iso_traffic before;
+    if (iso__events_repeat(&p->worker->events)) return false; // each in its step
+    iso__server_traffic(p->worker->server, &before);
+    bool served = iso__server_serve_aside(p->worker->server);
+    count_traffic(p, &before);
+    return served;
+}
+
+// Meanwhile waits have no time limit: an epoch of the others may take long.
+static void serve_aside_too(iso__periodic *p, bool open) {
+    if (p->serves) iso__comm_set_idle(p->comm, (iso__idle){serve_aside, p, open});
+}
+
 // The messages of a meeting are matched in their order, so it cannot be made again.
 static iso_status check_lost(const iso__worker *w) {
     ISO_CHECK(!w->lost, ISO_ERR_STATE,
@@ -241,7 +257,6 @@ static iso_status fill_copy(iso__periodic *p) {
 
 iso_status iso__worker_begin(iso__periodic *p) {
     iso__worker *w = p->worker;
-    if (p->serves) iso__data_parallel_buffers(p->data_parallel)->due = true; // as after a backward
     if (!w || w->open) return ISO_OK;
     ISO_TRY(check_lost(w));
     p->async.apart = true;
@@ -249,6 +264,7 @@ iso_status iso__worker_begin(iso__periodic *p) {
     for (int r = 0; r < iso_comm_size(p->comm); r++) w->pushed_at[r] = p->async.step;
     ISO_TRY(iso__server_open(w->server));
     w->open = true;
+    serve_aside_too(p, true);
     return ISO_OK;
 }
 
@@ -291,6 +307,7 @@ static iso_status meet_workers(iso__periodic *p) {
     ISO_TRY(check_lost(w));
     if (!w->open) return ISO_OK;
     w->open = p->async.apart = false;
+    serve_aside_too(p, false);
     p->last_step_ns = 0; // this wait is not part of a step
     iso__server_traffic(w->server, &before);
     iso_status mine = for_each_shard(p, look_at);
@@ -357,35 +374,28 @@ static iso_status allocate_worker(iso__periodic *p, const iso_daso_config *confi
     return iso__events_open(&w->events, config, p);
 }
 
-// What other ranks push while a rank that only serves waits for them anywhere.
-static bool serve_aside(void *user) {
-    iso__periodic *p = user;
-    iso_traffic before;
-    if (iso__events_repeat(&p->worker->events)) return false; // each in its step
-    iso__server_traffic(p->worker->server, &before);
-    bool served = iso__server_serve_aside(p->worker->server);
-    count_traffic(p, &before);
-    return served;
-}
-
 // A rank that only serves has no statistics of batches. What is synchronised at each batch would
 // wait for it.
 static iso_status divide_ranks(iso__periodic *p) {
     iso__buffer_sync *buffers = iso__data_parallel_buffers(p->data_parallel);
     iso_buffer_when when = buffers->config.when;
+    ISO_CHECK(
+        !iso__comm_is_idle(p->comm), ISO_ERR_STATE,
+        "the ranks that only serve do so for one parameter server of a communicator: give this "
+        "one a communicator of its own");
     ISO_CHECK(when == ISO_BUFFERS_AT_EVALUATION || when == ISO_BUFFERS_ON_CALL, ISO_ERR_UNSUPPORTED,
               "a parameter server with ranks that only serve synchronises buffers at evaluations "
               "or on call: set buffers.when so");
     p->serves = iso__server_serves(p->worker->server, iso_comm_rank(p->comm));
     iso__buffer_sync_weigh(buffers, !p->serves, iso__periodic_trainers(p), 0);
-    if (p->serves) iso__comm_set_idle(p->comm, serve_aside, p);
+    serve_aside_too(p, false);
     return ISO_OK;
 }
 
 static void join_ranks(iso__periodic *p) {
     iso__buffer_sync *buffers = iso__data_parallel_buffers(p->data_parallel);
     iso__buffer_sync_weigh(buffers, 1, iso_comm_size(p->comm), 0);
-    if (p->serves) iso__comm_set_idle(p->comm, NULL, NULL);
+    if (p->serves) iso__comm_set_idle(p->comm, (iso__idle){0});
 }
 
 iso_status iso__worker_open(iso__periodic *p, const iso_daso_config *config) {
@@ -398,7 +408,7 @@ iso_status iso__worker_open(iso__periodic *p, const iso_daso_config *config) {
     ISO_TRY(iso_comm_agree(w->comm, iso__comm_place_subset(w->comm, p->layout->world)));
     ISO_TRY(iso__server_create(w->comm, config->servers, size, note_served, p, &w->server));
     p->async = (iso__async){.meet = meet_workers};
-    return config->servers > 0 ? divide_ranks(p) : ISO_OK;
+    return config->servers > 0 ? iso_comm_agree(p->comm, divide_ranks(p)) : ISO_OK;
 }
 
 void iso__worker_close(iso__periodic *p) {

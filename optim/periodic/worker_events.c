@@ -8,11 +8,14 @@ static bool is_of(const iso_daso_change *c, int rank) {
     return c->cause == ISO_CAUSE_RANK && c->rank == rank;
 }
 
-static iso_status check_actions(const iso_daso_change *c, int ranks) {
+// servers: so many ranks only serve.
+static iso_status check_actions(const iso_daso_change *c, int ranks, int servers) {
     int kind = c->actions % ISO__EVENT_RANKS & ~ISO__EVENT_MEETING,
         with = c->actions / ISO__EVENT_RANKS;
     bool known = kind == ISO__EVENT_SERVED || kind == ISO__EVENT_MERGED;
-    ISO_CHECK(c->actions > 0 && known && with < ranks && with != c->rank, ISO_ERR_ARG,
+    int server = kind == ISO__EVENT_SERVED ? c->rank : with, first = ranks - servers;
+    bool apart = servers == 0 || (server >= first && c->rank + with - server < first);
+    ISO_CHECK(c->actions > 0 && known && with < ranks && with != c->rank && apart, ISO_ERR_ARG,
               "a change to be repeated has the actions %d of rank %d in step %lld, which no worker "
               "of a parameter server of %d ranks can have done: repeat a run of this mode",
               c->actions, c->rank, (long long)c->step, ranks);
@@ -28,7 +31,7 @@ static iso_status read_changes(iso__events *e, const iso_daso_config *config,
     for (int64_t i = 0; i < config->replay_count; i++) {
         const iso_daso_change *c = &config->replay[i];
         if (!is_of(c, rank)) continue;
-        ISO_TRY(check_actions(c, ranks));
+        ISO_TRY(check_actions(c, ranks, config->servers));
         e->again[e->again_count++] = (iso__event){c->step, c->actions};
     }
     return ISO_OK;

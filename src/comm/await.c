@@ -44,7 +44,7 @@ static iso_status check_code(iso_comm *comm, int rc, const char *what) {
 
 static iso_status await_request(iso_comm *comm, MPI_Request *request, int64_t start,
                                 iso__patience *patience) {
-    int64_t limit = (int64_t)(comm->timeout_s * 1e9);
+    int64_t limit = comm->idle.endless ? 0 : (int64_t)(comm->timeout_s * 1e9);
     bool earlier = comm->lost;
     for (int done = 0;;) {
         ISO_TRY(check_code(comm, MPI_Test(request, &done, MPI_STATUS_IGNORE), "MPI_Test"));
@@ -55,7 +55,7 @@ static iso_status await_request(iso_comm *comm, MPI_Request *request, int64_t st
         iso__patience_tick_unlocked(patience, waited);
         // The awaited rank may be waiting for this one.
         if (comm->engine) iso__engine_assist(comm->engine);
-        if (comm->idle && comm->idle(comm->idle_user)) start = iso_now();
+        if (comm->idle.call) comm->idle.call(comm->idle.user);
         if (patience->shown)
             nanosleep(&(struct timespec){.tv_nsec = LONG_WAIT_NS}, NULL);
         else
@@ -66,6 +66,7 @@ static iso_status await_request(iso_comm *comm, MPI_Request *request, int64_t st
 static iso_status await_patiently(iso_comm *comm, MPI_Request *request, int64_t start,
                                   const iso__stream *stream, const char *what) {
     iso__patience patience = iso__patience_begin(comm, stream, what);
+    patience.endless = comm->idle.endless;
     iso_recorder_wait(what);
     iso_status status = await_request(comm, request, start, &patience);
     iso__patience_end_unlocked(&patience);
@@ -97,10 +98,9 @@ iso_status iso__comm_meet(iso_comm *comm, const char *what) {
     return iso__comm_await(comm, MPI_Ibarrier(comm->mpi, &request), &request, what);
 }
 
-void iso__comm_set_idle(iso_comm *comm, bool (*idle)(void *user), void *user) {
-    comm->idle = idle;
-    comm->idle_user = user;
-}
+void iso__comm_set_idle(iso_comm *comm, iso__idle idle) { comm->idle = idle; }
+
+bool iso__comm_is_idle(const iso_comm *comm) { return comm->idle.call != NULL; }
 
 iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what) {
     return iso__comm_await(comm, MPI_SUCCESS, request, what);

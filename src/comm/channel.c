@@ -439,8 +439,7 @@ static iso_status wait_locked(iso__channel *c, const iso__channel_entry *m, iso_
                                                              .began_ns = m->times.ready_ns,
                                                              .what = &(awaited_item){c, m},
                                                              .is_done = is_over,
-                                                             .idle = idle,
-                                                             .user = user});
+                                                             .idle = {idle, user, false}});
 }
 
 bool iso__channel_is_done(const iso__channel *c, int i) {

@@ -27,6 +27,7 @@
 #define ISO_CHANNEL_H
 
 #include "base/base.h"
+#include "comm/idle.h"
 
 #include <isotherm/comm.h>
 

@@ -4,6 +4,7 @@
 #define ISO_COMM_CALLS_H
 
 #include "base/base.h"
+#include "comm/idle.h"
 
 #include <isotherm/topology.h>
 
@@ -83,13 +84,13 @@ iso_status iso__topology_create(iso_comm *comm, const iso_topology_config *confi
 // (iso_now).
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 iso_status iso__request_test(iso_request **request, int64_t *done_ns); // as iso_request_test
-// As iso_request_wait. Until it is complete, calls idle(user) at first, and after any exchange of
-// this process has completed; again at once if it returns true, because it did something. The time
-// limit then begins anew.
-iso_status iso__request_wait_idle(iso_request **request, bool (*idle)(void *user), void *user);
-// Local. From now on idle(user) is called so in every wait on comm itself, for a non-blocking
-// exchange or in a blocking call. It must not wait on comm. NULL: no longer.
-void iso__comm_set_idle(iso_comm *comm, bool (*idle)(void *user), void *user);
+// As iso_request_wait. Until it is complete, calls idle->call at first, and after any exchange of
+// this process has completed; again at once if it did something.
+iso_status iso__request_wait_idle(iso_request **request, const iso__idle *idle);
+// Local. From now on `idle` holds for every wait on comm itself, for a non-blocking exchange or in
+// a blocking call. It must not wait on comm. Its call NULL: no longer.
+void iso__comm_set_idle(iso_comm *comm, iso__idle idle);
+bool iso__comm_is_idle(const iso_comm *comm); // there is one
 
 // ---- Collectives that others carry out (outside.c) -------------------------------------------------
 

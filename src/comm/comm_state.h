@@ -54,8 +54,7 @@ struct iso_comm {
     iso__stream meetings, sums;
     iso__stream messages; // between two ranks, of iso__comm_imessage: neither shown nor recorded
     uint64_t channels;    // created so far
-    bool (*idle)(void *user); // see iso__comm_set_idle; NULL: nothing is to be called
-    void *idle_user;
+    iso__idle idle;       // of all waits, see iso__comm_set_idle
 };
 
 // A queue for a channel, 0 if all are taken. All ranks take and give them back in the same order,

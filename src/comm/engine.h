@@ -3,6 +3,7 @@
 #ifndef ISO_ENGINE_H
 #define ISO_ENGINE_H
 
+#include "comm/idle.h"
 #include "comm/mpi_error.h"
 
 #include <isotherm/comm.h>
@@ -90,8 +91,7 @@ typedef struct iso__awaited {
     int64_t began_ns;
     const void *what;
     bool (*is_done)(const void *what);
-    bool (*idle)(void *user); // as for iso__channel_wait; may be NULL
-    void *user;
+    iso__idle idle;
 } iso__awaited;
 // With the lock held, which is released between tests: drives progress until `awaited` is done.
 iso_status iso__engine_wait(iso__engine *engine, const iso__awaited *awaited);

@@ -31,6 +31,7 @@ libiso_core_la_SOURCES += \
     src/comm/hierarchy.c \
     src/comm/hierarchy.h \
     src/comm/hosts.c \
+    src/comm/idle.h \
     src/comm/launcher.c \
     src/comm/pairwise.h \
     src/comm/mpi_error.c \

@@ -86,7 +86,7 @@ static int64_t do_other_work(iso__engine *engine, const iso__awaited *awaited, b
     engine->waiters--;
     iso__engine_kick(engine);
     pthread_mutex_unlock(&engine->lock);
-    *did = awaited->idle(awaited->user);
+    *did = awaited->idle.call(awaited->idle.user);
     pthread_mutex_lock(&engine->lock);
     engine->waiters++;
     return iso_now() - start;
@@ -95,7 +95,8 @@ static int64_t do_other_work(iso__engine *engine, const iso__awaited *awaited, b
 static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awaited,
                                    iso__patience *patience) {
     int64_t start = iso_now(), limit = (int64_t)(awaited->comm->timeout_s * 1e9);
-    bool idle = awaited->idle != NULL; // call idle: it may find work
+    bool idle = awaited->idle.call != NULL; // call it: it may find work
+    if (awaited->idle.endless) limit = 0;
     uint64_t seen = 0;
     while (!awaited->is_done(awaited->what)) {
         iso__engine_test_all(engine);
@@ -106,10 +107,10 @@ static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awai
         int64_t waited = iso_now() - start;
         if (limit > 0 && waited > limit) return timed_out(engine, awaited, patience);
         if (waited >= patience->next_ns) iso__patience_tick(patience, waited);
-        if (awaited->idle && (idle || seen != engine->completions)) {
+        if (awaited->idle.call && (idle || seen != engine->completions)) {
             seen = engine->completions;
             int64_t took = do_other_work(engine, awaited, &idle);
-            start = idle ? iso_now() : start + took; // the limit is for waits in vain
+            if (!awaited->idle.endless) start += took;
             continue;
         }
         pthread_mutex_unlock(&engine->lock);
@@ -124,6 +125,7 @@ iso_status iso__engine_wait(iso__engine *engine, const iso__awaited *awaited) {
     engine->waiters++;
     iso__patience patience = iso__patience_begin(awaited->comm, awaited->stream, awaited->name);
     patience.exchange = true;
+    patience.endless = awaited->idle.endless;
     iso_recorder_wait(awaited->name);
     iso_status status = drive_until_done(engine, awaited, &patience);
     if (status == ISO_OK) iso_recorder_woke(awaited->name);

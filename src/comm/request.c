@@ -79,13 +79,10 @@ static bool is_done(const void *what) {
     return ((const iso_request *)what)->state != ISO_REQUEST_POSTED;
 }
 
-// idle NULL: that of the communicator.
-static iso_status finish_request(iso_request **pointer, int64_t *done_ns, bool (*idle)(void *user),
-                                 void *user) {
+static iso_status finish_request(iso_request **pointer, int64_t *done_ns, const iso__idle *idle) {
     iso_request *request = *pointer;
     if (!request) return ISO_OK;
     iso__engine *engine = request->engine;
-    const iso_comm *comm = request->comm;
     bool alike = request->stream != &request->comm->messages; // so that counts tell who is late
     const iso__awaited awaited = {.comm = request->comm,
                                   .stream = alike ? request->stream : NULL,
@@ -93,8 +90,7 @@ static iso_status finish_request(iso_request **pointer, int64_t *done_ns, bool (
                                   .began_ns = request->posted_ns,
                                   .what = request,
                                   .is_done = is_done,
-                                  .idle = idle ? idle : comm->idle,
-                                  .user = idle ? user : comm->idle_user};
+                                  .idle = idle ? *idle : request->comm->idle};
     pthread_mutex_lock(&engine->lock);
     iso_status status = iso__engine_wait(engine, &awaited);
     if (status == ISO_OK) status = request_verdict(request);
@@ -105,11 +101,11 @@ static iso_status finish_request(iso_request **pointer, int64_t *done_ns, bool (
 }
 
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns) {
-    return finish_request(request, done_ns, NULL, NULL);
+    return finish_request(request, done_ns, NULL);
 }
 
-iso_status iso__request_wait_idle(iso_request **request, bool (*idle)(void *user), void *user) {
-    return finish_request(request, NULL, idle, user);
+iso_status iso__request_wait_idle(iso_request **request, const iso__idle *idle) {
+    return finish_request(request, NULL, idle);
 }
 
 iso_status iso_request_wait(iso_request **request) { return iso__request_finish(request, NULL); }

@@ -267,6 +267,7 @@ void iso__patience_tick(iso__patience *p, int64_t waited_ns) {
     if (!p->comm->watch || engine->finalized) return;
     if (!p->shown) show_wait(p, now - waited_ns);
     if (!p->apart) iso__watch_pump(engine, now);
+    if (p->endless) return;
     if (limit > 0 && (due == 0 || limit <= due)) due = limit;
     if (due == 0) return;
     if (!p->apart) ask_hosts(p, waited_ns, due);

@@ -60,7 +60,8 @@ typedef struct iso__patience {
     int64_t warn_ns;  // when the next warning is due; 0: never
     int64_t asked_ns; // when other hosts were first asked before this report
     int asked;
-    bool shown; // on the board
+    bool shown;   // on the board
+    bool endless; // it has no limit, and nothing to warn of
     // Of a wait outside MPI: how many collectives of the stream are under way, the oldest of which
     // it is for (0: see stall.c), and whether the thread must not call MPI, so that it asks no
     // other host.

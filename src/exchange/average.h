@@ -26,9 +26,10 @@
 // Gossip (ISO__GOSSIP): instead of the mean of all nodes, a rank gets the mean of its array
 // and that of one other rank. SCATTER is then a message to a rank and one from a rank, and there
 // are no GATHER and no SPREAD. A report with the values tells the receiver whether they are good,
-// so an exchange needs nothing of other ranks: a late rank delays those that receive from it. If a
-// rank fails, it and the one that receives from it get no mean, and the others know nothing of it.
-// Exchange k goes to rank + d modulo P, with d = 2^(k mod R) and R =
+// so an exchange needs nothing of other ranks: a late rank delays the one that receives from it
+// and, if the message is long, the one that sends to it. If a rank fails, it and the one that
+// receives from it get no mean, and the others know nothing of it. Exchange k goes to rank + d
+// modulo P, with d = 2^(k mod R) and R =
 // ceil(log2 P): the directed one-peer exponential graph of Stochastic Gradient Push (Assran et al.,
 // ICML 2019). In matrices, x becomes W x with W = (I + S) / 2, where S moves every array by d
 // ranks.

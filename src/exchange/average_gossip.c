@@ -117,7 +117,8 @@ bool iso__average_mix_copies(iso__average *a, const char *sent, const char *rece
 // What was finite in iso__average_mix_copies is the same here.
 void iso__average_commit_copies(iso__average *a, const char *sent, const char *received) {
     if (a->report[0] == 0) a->wire->decode_add(a->count, sent, own_copy(a));
-    if (a->peer_report[0] == 0) a->wire->decode_add(a->count, received, peer_copy(a));
+    if (a->peer_report[0] == 0 && a->cause != ISO_CAUSE_MPI)
+        a->wire->decode_add(a->count, received, peer_copy(a));
 }
 
 // ---- Reports ----------------------------------------------------------------------------------------

@@ -68,6 +68,9 @@ static bool self_serves(const iso__server *s) {
     return iso__server_serves(s, iso_comm_rank(s->comm));
 }
 
+// Its waits are what it is there for.
+static bool only_serves(const iso__server *s) { return s->first > 0 && self_serves(s); }
+
 static iso_status allocate_peer(iso__server *s, int rank) {
     peer *p = &s->peer[rank];
     bool serves = iso__server_serves(s, rank), other = !is_self(s, rank);
@@ -196,7 +199,8 @@ static bool serve_meanwhile(void *server) { return iso__server_serve_aside(serve
 static iso_status complete_request(iso__server *s, iso_request **request, iso__server_wait how) {
     if (how == ISO__SERVER_TEST) return iso__request_test(request, NULL);
     if (how == ISO__SERVER_WAIT) return iso_request_wait(request);
-    ISO_TRY(iso__request_wait_idle(request, serve_meanwhile, s));
+    const iso__idle idle = {serve_meanwhile, s, only_serves(s)};
+    ISO_TRY(iso__request_wait_idle(request, &idle));
     return s->status;
 }
 

@@ -96,13 +96,8 @@ static inline void iso__times_tell(iso__exchange_times *kept, iso__exchange_time
     kept->known = false;
 }
 
-// Work for a thread that waits, see iso__channel_idle. It is called without a lock, and may call
+// What a thread that waits does meanwhile (iso__idle) is called without a lock, and may call
 // is_back(), and arrive() for other buckets that are back.
-typedef struct iso__idle {
-    iso__channel_idle call;
-    void *user;
-} iso__idle;
-
 typedef struct iso__transport iso__transport;
 
 typedef struct iso__transport_ops {

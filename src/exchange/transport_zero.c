@@ -164,7 +164,7 @@ static iso_status collect_bucket(iso__transport *t, int i, const iso__idle *idle
                                  iso__exchange_times *times) {
     zero *self = zero_of(t);
     meanwhile m = {self->sums, idle, ISO_OK};
-    const iso__idle both = {do_meanwhile, &m};
+    const iso__idle both = {.call = do_meanwhile, .user = &m};
     ISO_TRY(await_leg(self, GATHER, i, self->sums ? &both : idle));
     ISO_TRY(m.status);
     iso__times_tell(&self->leg[GATHER][i].times, times);

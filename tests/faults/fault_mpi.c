@@ -38,6 +38,10 @@ WRAP(MPI_Isend,
      (const void *from, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
       MPI_Request *request),
      (from, count, type, to, tag, comm, request))
+WRAP(MPI_Issend,
+     (const void *from, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+      MPI_Request *request),
+     (from, count, type, to, tag, comm, request))
 WRAP(MPI_Irecv,
      (void *into, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
       MPI_Request *request),

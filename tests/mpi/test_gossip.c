@@ -413,6 +413,11 @@ Test(np4_gossip, a_late_rank_delays_its_receiver_only) {
 Test(np4_gossip, a_late_rank_delays_its_partner_only) {
     delays_its_neighbours_only(ISO_PEERS_PAIR, 0);
 }
+Test(np4_gossip, the_comparison_of_collectives_delays_nobody) {
+    setenv("ISO_DEBUG", "detail", 1);
+    delays_its_neighbours_only(ISO_PEERS_PUSH, 1);
+    unsetenv("ISO_DEBUG");
+}
 
 Test(np2_gossip, what_does_not_go_with_it_is_refused) {
     for (int i = 0; i < 6; i++) {

@@ -99,14 +99,16 @@ Test(np3_server_ranks, serve_in_a_barrier) { serves_while_it_waits(meet_in_barri
 Test(np3_server_ranks, serve_in_a_sum) { serves_while_it_waits(meet_in_sum); }
 Test(np3_server_ranks, serve_where_ranks_agree_to_stop) { serves_while_it_waits(meet_to_stop); }
 
-// An epoch takes longer than the time limit, but pushes do not.
-static void serves_for_long(bool in_barrier) {
+// An epoch takes longer than the time limits, also without a push.
+static void serves_for_long(int64_t period, bool in_barrier) {
     trainer t;
     daso_case c = case_of(1);
+    c.daso.global_skip = period;
     setenv("ISO_TIMEOUT", "2", 1);
+    setenv("ISO_STEP_TIMEOUT", "3", 1);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     iso_status status = ISO_OK;
-    for (int step = 0; step < 14 && status == ISO_OK; step++) {
+    for (int step = 0; step < 18 && status == ISO_OK; step++) {
         if (!server_only(&c)) usleep(250000);
         status = server_try(&t, &c, step, step + 1);
     }
@@ -115,9 +117,12 @@ static void serves_for_long(bool in_barrier) {
     iso_assert_all(daso_equal(&t));
     daso_close(&t);
     unsetenv("ISO_TIMEOUT");
+    unsetenv("ISO_STEP_TIMEOUT");
 }
-Test(np3_server_ranks, are_not_late_in_a_barrier) { serves_for_long(true); }
-Test(np3_server_ranks, are_not_late_where_ranks_meet) { serves_for_long(false); }
+Test(np3_server_ranks, are_not_late_in_a_barrier) { serves_for_long(1, true); }
+Test(np3_server_ranks, are_not_late_where_ranks_meet) { serves_for_long(1, false); }
+Test(np3_server_ranks, are_not_late_without_a_push) { serves_for_long(100, false); }
+Test(np3_server_ranks, are_not_late_in_a_barrier_without_a_push) { serves_for_long(100, true); }
 
 // They know nothing of the server once it is gone.
 Test(np3_server_ranks, wait_as_ever_after_the_end) {
@@ -205,6 +210,32 @@ Test(np3_server_ranks, what_does_not_go_together_is_refused) {
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     iso_assert_all(iso_daso_reset(t.optimizer) == ISO_ERR_UNSUPPORTED);
     daso_close(&t);
+}
+
+// Two would take each other's place while ranks wait.
+Test(np3_server_ranks, another_server_needs_a_communicator_of_its_own) {
+    trainer t, u;
+    daso_case c = case_of(1);
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    trainer_config other = c.train;
+    other.rows = 2 * test_size;
+    iso_assert_ok(trainer_create(&u, t.comm, &other));
+    iso_status status = iso_daso_create_take(u.optimizer, u.model, &c.daso, &u.optimizer);
+    iso_assert_all(status == ISO_ERR_STATE && strstr(iso_last_error()->message, "of its own"));
+    trainer_destroy(&u);
+    server_train(&t, &c, 0, SERVER_STEPS);
+    iso_assert_all(daso_equal(&t));
+    daso_close(&t);
+}
+
+Test(np3_server_ranks, what_other_ranks_served_is_not_repeated) {
+    daso_case c = case_of(1);
+    iso_daso_change wrong = {.step = 3, .cause = ISO_CAUSE_RANK, .rank = 1, .actions = 2};
+    c.daso.replay = &wrong;
+    c.daso.replay_count = 1;
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "which no worker")); // merged rank 0's answer
+    wrong.actions = 1;
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "which no worker"));
 }
 
 // Workers get the error where ranks meet, and the rank that only serves does, too.

@@ -26,8 +26,8 @@ make -s libiso_core.la
 
 libs=$(sed -n 's/^ISO_LIBS = //p' Makefile)
 wrapped=
-for function in MPI_Test MPI_Testsome MPI_Improbe MPI_Isend MPI_Irecv MPI_Comm_dup MPI_Comm_split MPI_Comm_split_type \
-    MPI_Comm_create_group MPI_Comm_free MPI_Ibarrier MPI_Ibcast MPI_Iallgather MPI_Ialltoall MPI_Igather MPI_Ireduce \
+for function in MPI_Test MPI_Testsome MPI_Improbe MPI_Isend MPI_Issend MPI_Irecv MPI_Comm_dup MPI_Comm_split \
+    MPI_Comm_split_type MPI_Comm_create_group MPI_Comm_free MPI_Ibarrier MPI_Ibcast MPI_Iallgather MPI_Ialltoall MPI_Igather MPI_Ireduce \
     MPI_Iallreduce sched_yield smpi_nanosleep iso__alloc iso__alloc_zero iso__realloc iso__free; do
     wrapped="$wrapped -Wl,--wrap=$function"
 done

@@ -222,6 +222,13 @@ int __wrap_MPI_Isend(const void *at, int count, MPI_Datatype type, int to, int t
     return start_single(SEND, at, count * size_of(type), to, tag, comm, out);
 }
 
+// That its end waits for the receiver does not change when data arrive: the window is longer than
+// what is on its way.
+int __wrap_MPI_Issend(const void *at, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+                      MPI_Request *out) {
+    return start_single(SEND, at, count * size_of(type), to, tag, comm, out);
+}
+
 int __wrap_MPI_Irecv(void *at, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
                      MPI_Request *out) {
     return start_single(RECV, at, count * size_of(type), from, tag, comm, out);

@@ -184,7 +184,7 @@ iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double
 // `left`. May be called again.
 static iso_status bring_back(iso__round *r, int b, double *left) {
     look meanwhile = {.round = r, .awaited = b};
-    iso__idle idle = {complete_another, &meanwhile};
+    iso__idle idle = {.call = complete_another, .user = &meanwhile};
     *left = 1;
     ISO_TRY(iso__round_arrive(r, b, &idle, can_fold(r, b) ? left : NULL));
     return iso__usage_learn(r->usage);
@@ -337,7 +337,7 @@ iso_status iso__round_publish_back(iso__round *r) {
 static iso_status collect_bucket(iso__round *r, int b) {
     bucket_state *state = &r->bucket[b];
     look meanwhile = {.round = r, .awaited = b};
-    iso__idle idle = {complete_another, &meanwhile};
+    iso__idle idle = {.call = complete_another, .user = &meanwhile};
     iso__exchange_times times = {.known = false};
     bool shown = begin_wait(r, b);
     iso_status status = iso__zero_collect(r->zero, b, &idle, &times);
