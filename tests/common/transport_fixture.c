@@ -284,7 +284,7 @@ static bool count_calls(void *user) {
 // Nothing is back before the last rank has posted it. Afterwards all is, and nobody waits.
 static void back_means_complete(world *w) {
     int calls = 0, round = w->rounds;
-    const iso__idle idle = {count_calls, &calls};
+    const iso__idle idle = {.call = count_calls, .user = &calls};
     write_gradients(w, round);
     iso_assert_ok(is_late() ? ISO_OK : post_list(w));
     bool early = !is_late() && count_back(w, 1, 0.02) > 0;
@@ -312,7 +312,7 @@ static void await_idle_ranks(void) {
 
 static void who_waits_is_idle(world *w) {
     int calls = 0, round = w->rounds;
-    const iso__idle idle = {tell_late_rank, &calls};
+    const iso__idle idle = {.call = tell_late_rank, .user = &calls};
     if (!w->transport->travels || !host_sees(w)) return;
     write_gradients(w, round);
     if (is_late()) await_idle_ranks();
