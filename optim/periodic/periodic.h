@@ -218,8 +218,10 @@ static inline bool iso__periodic_outer_ends(const iso__periodic *p, int level) {
     return p->config.outer && level == p->config.lower_count;
 }
 // Ranks that gossip may have failed each for itself: where they meet, all of them learn of it.
+// After a time-out nobody waits again.
 static inline iso_status iso__periodic_agree(const iso__periodic *p, iso_status mine) {
-    return iso__is_gossip(p->config.wire.kind) ? iso_comm_agree(p->comm, mine) : mine;
+    bool agrees = iso__is_gossip(p->config.wire.kind) && mine != ISO_ERR_TIMEOUT;
+    return agrees ? iso_comm_agree(p->comm, mine) : mine;
 }
 // Whether it is gossip.
 static inline bool iso__periodic_gossips(const iso__periodic *p, int level) {
