@@ -38,7 +38,8 @@ repeats "a server, with evaluations and checkpoints," 3 "$@" --sync server --per
     --checkpoint-every 50
 repeats "a rank that only serves, with evaluations and checkpoints," 3 "$@" --sync server --servers 1 --period 2 \
     --eval-every 60 --checkpoint o --checkpoint-every 50
-awk '{ print } /"event":"change"/ && ++n == 3 { exit }' first >cut
+cp first served
+awk '!/"event":"apart"/ { print } /"event":"change"/ && ++n == 3 { exit }' first >cut
 
 # A change that nothing measured would cause, in the step of the second send: it comes from the log alone.
 sed '/"event":"change"/!d; /"cause":"sync"/d; s/"batches_to_wait":[0-9]*/"batches_to_wait":2/' adaptive >other
@@ -90,6 +91,14 @@ refused "a log without changes" 'the log without has no change of period or wait
 refused "a damaged line" 'the log damaged is damaged in line 1' --sync daso --replay damaged
 refused "a log that ends among changes of ranks" 'the log cut ends among the changes of ranks, at step' --sync server \
     --period 2 --replay cut
+refused "a log of more ranks" 'the log served is of a run with ranks 3, and this one has 2: --replay' --sync server \
+    --period 2 --replay served
+run 3 "$train" --model mlp --steps 160 --batch 8 --quiet --sync server --servers 1 --period 2 --eval-every 50 --replay served
+has_failed && one_sentence train 'the log served is of a run with --eval-every 60, and this one has 50: --replay' stderr
+result $? "refused with one sentence: a log of ranks that met at other steps"
+run 3 "$train" --model mlp --steps 160 --batch 8 --quiet --sync server --period 2 --eval-every 60 --replay served
+has_failed && one_sentence train 'the log served is of a run with --servers 1, and this one has 0: --replay' stderr
+result $? "refused with one sentence: a log of other ranks that only serve"
 refused "a log of another mode" 'the log adaptive is of a run on 3 ranks with --sync daso: --replay' --sync localsgd \
     --replay adaptive
 refused "a mode without a period" '--replay needs a --sync with a setting "period" or "sync-interval-ms": --sync lazy has none' --replay adaptive

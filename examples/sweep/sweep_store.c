@@ -272,16 +272,20 @@ static iso_status keep_finished(sweep *self, int run) {
     return ISO_OK;
 }
 
+static iso_status end_with_reason(iso_json_log *log, const char *reason) {
+    iso_json_begin(log, "failed");
+    iso_json_string(log, "reason", reason);
+    iso_json_end(log);
+    return iso_json_log_close(&log);
+}
+
 // The log may not have been begun.
 static iso_status keep_failed(sweep *self, int run, const char *reason) {
     iso_json_log *log;
     bool begun = access(growing, F_OK) == 0;
     TRY(begun ? iso_json_log_append(growing, &log) : iso_json_log_create(growing, &log));
     if (!begun) sweep_describe(self, run, log);
-    iso_json_begin(log, "failed");
-    iso_json_string(log, "reason", reason);
-    iso_json_end(log);
-    TRY(iso_json_log_close(&log));
+    TRY(end_with_reason(log, reason));
     return keep_log(self, run, ".failed");
 }
 
@@ -293,10 +297,7 @@ void sweep_store_lost(const sweep *self, int run, const char *reason) {
     snprintf(part, sizeof(part), "%s.tmp.%ld", path, (long)getpid());
     if (iso_json_log_create(part, &log) < 0) return;
     sweep_describe(self, run, log);
-    iso_json_begin(log, "failed");
-    iso_json_string(log, "reason", reason);
-    iso_json_end(log);
-    if (iso_json_log_close(&log) < 0 || rename(part, path) != 0) unlink(part);
+    if (end_with_reason(log, reason) < 0 || rename(part, path) != 0) unlink(part);
 }
 
 iso_status sweep_store_finish(sweep *self, int run) {

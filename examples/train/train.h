@@ -197,8 +197,7 @@ typedef struct train_run {
     double steps_ms, steps_wait_ms;   // of training and of its waits, since this process began
     iso_stop *stop;                   // by signals; NULL: there is no checkpoint to save to
     bool saves;                       // after epochs and at the end, what --resume needs
-    bool stopped;                     // by a signal; the state is saved
-    bool log_continues;               // the log has lines of earlier processes
+    bool stopped, log_continues;      // by a signal, and saved; from earlier processes
     train_mark epoch_mark, eval_mark; // of the epoch; of the last eval
     int64_t sync_bytes;               // between nodes, that the strategy had sent at its last merge
     bool told;                        // all ranks know the error that is returned
@@ -459,6 +458,7 @@ iso_status train_replay_read(train_run *run);
 iso_status train_replay_share(train_run *run);
 // Local. Writes a change to the log; user is the train_run.
 void train_replay_note(const iso_daso_change *change, void *user);
+void train_replay_begin(const train_run *run); // logs what a repetition must have, too
 
 // ---- train_log.c ----
 

@@ -27,6 +27,63 @@ void train_replay_note(const iso_daso_change *change, void *user) {
     iso_json_end(log);
 }
 
+// ---- What has to be the same --------------------------------------------------------------------
+
+// Where ranks that exchange at steps of their own meet, and who they are. A run that meets
+// elsewhere waits for what never comes.
+enum { CONDITIONS = 7 };
+typedef struct condition {
+    const char *name; // of the option; the first one: of the launcher
+    int64_t value;
+} condition;
+
+static int64_t setting_number(const train_options *o, const char *key) {
+    const char *text = train_setting_text(o, key);
+    return text ? strtoll(text, NULL, 10) : 0;
+}
+
+static void list_conditions(const train_run *run, condition out[CONDITIONS]) {
+    const train_options *o = run->options;
+    const condition all[CONDITIONS] = {{"ranks", run->world->ranks},
+                                       {"servers", setting_number(o, "servers")},
+                                       {"period", setting_number(o, "period")},
+                                       {"batch", o->batch},
+                                       {"accumulate", o->accumulate},
+                                       {"eval-every", o->eval_every},
+                                       {"checkpoint-every", o->checkpoint_every}};
+    memcpy(out, all, sizeof(all));
+}
+
+void train_replay_begin(const train_run *run) {
+    condition all[CONDITIONS];
+    const char *sync = run->options->sync;
+    if (!train_setting_of(sync, "push-scale") && !train_setting_of(sync, "sync-interval-ms"))
+        return;
+    list_conditions(run, all);
+    iso_json_begin(run->log, "apart");
+    for (int i = 0; i < CONDITIONS; i++) iso_json_int(run->log, all[i].name, all[i].value);
+    iso_json_end(run->log);
+}
+
+static iso_status check_conditions(const train_run *run, const char *path, const char *line) {
+    condition all[CONDITIONS];
+    char key[32];
+    list_conditions(run, all);
+    for (int i = 0; i < CONDITIONS; i++) {
+        long long other;
+        snprintf(key, sizeof(key), "\"%s\":", all[i].name);
+        const char *at = strstr(line, key);
+        bool known = at && sscanf(at + strlen(key), "%lld", &other) == 1;
+        if (known && other != all[i].value)
+            return train_error(ISO_ERR_ARG,
+                               "the log %s is of a run with %s%s %lld, and this one has %lld: "
+                               "--replay repeats it with the same only (-1: not given)",
+                               path, i > 0 ? "--" : "", all[i].name, other,
+                               (long long)all[i].value);
+    }
+    return ISO_OK;
+}
+
 // ---- Reading ------------------------------------------------------------------------------------
 
 typedef struct change_list {
@@ -125,7 +182,10 @@ static iso_status check_summary(const change_list *list, const char *path, const
 
 static iso_status take_line(const char *path, int64_t number, const char *line, change_list *list) {
     static const char change[] = "{\"event\":\"change\",", resume[] = "{\"event\":\"resume\",";
+    static const char apart[] = "{\"event\":\"apart\",";
     iso_daso_change read;
+    if (strncmp(line, apart, sizeof(apart) - 1) == 0)
+        return check_conditions(list->run, path, line);
     if (strncmp(line, resume, sizeof(resume) - 1) == 0) drop_after(list, line);
     if (strncmp(line, change, sizeof(change) - 1) != 0) return check_summary(list, path, line);
     int ranks = iso_comm_size(list->run->world->comm);

@@ -415,6 +415,7 @@ static bool run_all(train_run *run, train_result *out) {
     run->epoch_mark.step = run->eval_mark.step = run->at.step;
     run->sync_bytes = run->seen.bytes_between_nodes;
     train_report_start(run);
+    train_replay_begin(run);
     train_stats_watch(run);
     if (observer && observer->start) observer->start(run->log, observer->user);
     if (run->options->resume || run->log_continues) train_report_resume(run);
