@@ -54,6 +54,7 @@ void iso_comm_destroy(iso_comm **pointer) {
     iso_comm *comm = *pointer;
     *pointer = NULL;
     if (!comm || --comm->references > 0) return;
+    iso__comm_forget(comm);
     if (comm->lost) return; // MPI still uses it: freeing it would crash, here or in MPI_Finalize
     int finalized = 0;
     MPI_Finalized(&finalized);

@@ -83,19 +83,26 @@ static iso_status read_timeout(iso_comm *comm, const iso_comm_config *config) {
 
 // What a rank says if it has failed before all ranks meet.
 typedef struct notice {
-    int64_t rank; // the lowest that failed; the number of ranks: none
+    // The lowest rank that failed; the number of ranks: none. And the number of the parent that it
+    // has found, 0 for none, and its negative.
+    int64_t rank, parent, negative;
     int64_t code;
     char message[sizeof(((iso_error *)0)->message)];
 } notice;
 _Static_assert(sizeof(notice) <= ISO_SCRATCH_LEAST, "it stands in the scratch memory");
 
-// A barrier with the time-out, in which all ranks learn of one that is out of memory.
-static iso_status meet_first(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine) {
+// A barrier with the time-out, in which all ranks learn of one that is out of memory. *parent: what
+// this rank has found; then, NULL unless all have found the same.
+static iso_status meet_first(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine,
+                             iso_comm **parent) {
     static const char what[] = "the barrier before MPI_Comm_dup";
     notice *said = comm->scratch;
     MPI_Request request;
-    said->rank = mine < 0 ? comm->rank : comm->size;
-    ISO_TRY(iso__comm_reduce(comm, mpi_comm, &said->rank, 1, MPI_MIN, what));
+    int64_t least[3] = {mine < 0 ? comm->rank : comm->size, *parent ? (*parent)->number : 0};
+    least[2] = -least[1];
+    memcpy(said, least, sizeof(least));
+    ISO_TRY(iso__comm_reduce(comm, mpi_comm, &said->rank, 3, MPI_MIN, what));
+    if (said->parent != -said->negative) *parent = NULL;
     int lowest = (int)said->rank;
     if (lowest == comm->size) return ISO_OK;
     said->code = mine;
@@ -119,13 +126,14 @@ static iso_status widen_scratch(iso_comm *comm) {
 }
 
 // MPI_Comm_dup blocks without a limit. So all ranks first meet in a barrier with the time-out, and
-// then compare their environments. mine: the error of this rank so far.
-static iso_status meet_ranks(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine) {
+// then compare their environments. mine: the error of this rank so far. parent: see meet_first.
+static iso_status meet_ranks(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine,
+                             iso_comm **parent) {
     void *memory = NULL;
     if (mine == ISO_OK) mine = widen_scratch(comm);
     if (mine == ISO_OK) mine = iso__debug_arrive(comm, mpi_comm);
     if (mine == ISO_OK) mine = iso__alloc_zero(iso__comm_environment_bytes(), &memory);
-    iso_status status = iso__debug_name_missing(comm, meet_first(comm, mpi_comm, mine));
+    iso_status status = iso__debug_name_missing(comm, meet_first(comm, mpi_comm, mine, parent));
     if (status == ISO_OK) status = iso__comm_check_environment(comm, mpi_comm, memory);
     if (!comm->lost) iso__free(memory); // what has timed out may still come in
     ISO_TRY(status);
@@ -138,26 +146,34 @@ static iso_status duplicate_comm(iso_comm *comm, MPI_Comm mpi_comm, iso__make ho
     ISO_TRY_MPI(MPI_Comm_rank(mpi_comm, &comm->rank));
     ISO_TRY_MPI(MPI_Comm_size(mpi_comm, &comm->size));
     if (iso__log_rank() < 0) iso_log_set_rank(comm->rank);
-    ISO_TRY(meet_ranks(comm, mpi_comm, mine)); // MPI_Comm_dup sums by ISO_IALLREDUCE
-    ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){how, .from = mpi_comm}, &comm->mpi));
+    iso_comm *parent = how == ISO_MAKE_DUP ? iso__comm_find_parent(mpi_comm, comm->size) : NULL;
+    ISO_TRY(meet_ranks(comm, mpi_comm, mine, &parent)); // MPI_Comm_dup sums by ISO_IALLREDUCE
+    iso__comm_recipe recipe = {how, .from = mpi_comm, .like = mpi_comm};
+    if (parent) recipe.kind = ISO_MAKE_COPY, recipe.from = parent->mpi;
+    ISO_TRY(iso__comm_make(comm, &recipe, &comm->mpi));
     ISO_TRY_MPI(MPI_Comm_set_errhandler(comm->mpi, MPI_ERRORS_RETURN));
     return iso__debug_open(comm);
 }
 
 static iso_status duplicate_for_bulk(iso_comm *comm) {
     ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_create_group"));
-    ISO_TRY(
-        iso__comm_make(comm, &(iso__comm_recipe){ISO_MAKE_COPY, .from = comm->mpi}, &comm->bulk));
+    iso__comm_recipe recipe = {ISO_MAKE_COPY, .from = comm->mpi, .like = comm->mpi};
+    ISO_TRY(iso__comm_make(comm, &recipe, &comm->bulk));
     return ISO_OK;
 }
 
 // Ranks whose MPI sums by different algorithms would wait for each other in the first reduction.
+// Also gives the communicator its number, which rank 0 chooses.
 static iso_status compare_algorithms(iso_comm *comm, int own) {
+    int rank, size;
     int64_t *ends = comm->scratch; // the least number, and the largest one, negative
+    ISO_TRY(iso__rank_in_job(&rank, &size));
     ends[0] = own;
     ends[1] = -own;
-    ISO_TRY(iso__comm_reduce(comm, comm->mpi, ends, 2, MPI_MIN,
+    ends[2] = comm->rank == 0 ? iso__comm_number(rank) : INT64_MAX;
+    ISO_TRY(iso__comm_reduce(comm, comm->mpi, ends, 3, MPI_MIN,
                              "the comparison of the all-reduce algorithms"));
+    comm->number = ends[2];
     if (ends[0] == -ends[1]) return ISO_OK;
     iso__comm_lose(comm); // whose agreements are reductions
     return ISO_FAIL(
@@ -231,7 +247,9 @@ iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso
               ISO_ERR_ARG, "unknown progress mode %d", (int)config->progress);
     ISO_CHECK(!config || config->timeout_s >= 0, ISO_ERR_ARG,
               "a time-out of %g s: give a number of at least 0", config->timeout_s);
-    return create_comm(mpi_comm, config, ISO_MAKE_DUP, true, out);
+    ISO_TRY(create_comm(mpi_comm, config, ISO_MAKE_DUP, true, out));
+    iso__comm_keep(*out);
+    return ISO_OK;
 }
 
 iso_status iso_comm_create_fortran(int mpi_comm, const iso_comm_config *config, iso_comm **out) {

@@ -26,9 +26,9 @@ static const char *const name_of[] = {[ISO_MAKE_DUP] = "MPI_Comm_dup",
 
 enum { COPY_TAG = 32000 }; // at most 32767; no other message of the library has it
 
-static int copy_comm(MPI_Comm from, MPI_Comm *out) {
+static int copy_comm(MPI_Comm from, MPI_Comm like, MPI_Comm *out) {
     MPI_Group all;
-    int rc = MPI_Comm_group(from, &all);
+    int rc = MPI_Comm_group(like, &all);
     if (rc != MPI_SUCCESS) return rc;
     rc = MPI_Comm_create_group(from, all, COPY_TAG, out);
     MPI_Group_free(&all);
@@ -39,7 +39,7 @@ static int call_mpi(const iso__comm_recipe *recipe, MPI_Comm *out) {
     const iso__comm_recipe *r = recipe;
     switch (r->kind) {
     case ISO_MAKE_DUP: return MPI_Comm_dup(r->from, out);
-    case ISO_MAKE_COPY: return copy_comm(r->from, out);
+    case ISO_MAKE_COPY: return copy_comm(r->from, r->like, out);
     case ISO_MAKE_SPLIT: return MPI_Comm_split(r->from, r->color, r->key, out);
     case ISO_MAKE_GROUP: break;
     }

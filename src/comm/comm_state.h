@@ -27,7 +27,9 @@ struct iso_comm {
     iso_request *talks_first, *talks_last; // messages that still have pieces to post
     bool talks_failed;                     // a piece could not be posted
     int rank, size;
-    uint64_t group; // a hash of the ranks in the job, not 0
+    uint64_t group;    // a hash of the ranks in the job, not 0
+    int64_t number;    // of those that the program has created: unlike others of the job, not 0
+    iso_comm *younger; // the next of them
     double timeout_s;
     // A blocking collective has timed out, or MPI reported an error in it. MPI may still execute
     // it, so nothing of the communicator may be freed.
@@ -110,14 +112,15 @@ iso_status iso__comm_meet(iso_comm *comm, const char *what);
 // A communicator made of `from`: by MPI_Comm_dup; a copy; MPI_Comm_split with color and key;
 // MPI_Comm_create_group with group and the tag key.
 //
-// A copy has the same ranks, and returns errors. Use it unless `from` is a communicator of the
-// program. It is made by MPI_Comm_create_group: Open MPI's agrees on the new communicator along a
-// tree, and MPI_Comm_dup by all-reduces of one number, for which Open MPI takes a ring. (But Open
-// MPI sends the messages of that tree with the tag on `from`, where a program may receive any tag.)
+// A copy has the ranks of `like`, which `from` has, too, and returns errors. Use it unless `from`
+// is a communicator of the program. It is made by MPI_Comm_create_group: Open MPI's agrees on the
+// new communicator along a tree, and MPI_Comm_dup by all-reduces of one number, for which Open MPI
+// takes a ring. (But Open MPI sends the messages of that tree with the tag on `from`, where a
+// program may receive any tag.)
 typedef enum iso__make { ISO_MAKE_DUP, ISO_MAKE_COPY, ISO_MAKE_SPLIT, ISO_MAKE_GROUP } iso__make;
 typedef struct iso__comm_recipe {
     iso__make kind;
-    MPI_Comm from;
+    MPI_Comm from, like;
     int color, key;
     MPI_Group group;
 } iso__comm_recipe;
@@ -128,6 +131,14 @@ iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Co
 // them, by MPI_Comm_create_group; frees the group. So ranks can agree that all have one in between.
 iso_status iso__comm_list_group(iso_comm *comm, const int *members, int count, MPI_Group *out);
 iso_status iso__comm_make_group(iso_comm *comm, MPI_Group *group, int tag, MPI_Comm *out);
+// comm_parents.c. The program's MPI communicator can only be duplicated, which takes Open MPI
+// rounds whose number grows with the ranks. But if the program has created an iso_comm that has all
+// of its ranks, it can be made of that one's: as ISO_MAKE_COPY. Local. The oldest such iso_comm;
+// NULL: none, or no memory to tell. Ranks that have found different ones must agree on none.
+iso_comm *iso__comm_find_parent(MPI_Comm mpi, int size);
+int64_t iso__comm_number(int rank_in_job); // a new one
+void iso__comm_keep(iso_comm *comm);       // it may become a parent
+void iso__comm_forget(iso_comm *comm);
 // Sets Open MPI's all-reduce algorithm through MPI_T, if may_set, and writes the algorithm and the
 // reason. Returns its number, 0 if MPI chooses.
 int iso__choose_algorithm(bool may_set, char *text, size_t room);

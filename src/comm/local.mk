@@ -18,6 +18,7 @@ libiso_core_la_SOURCES += \
     src/comm/comm_calls.h \
     src/comm/comm_create.c \
     src/comm/comm_make.c \
+    src/comm/comm_parents.c \
     src/comm/comm_state.h \
     src/comm/cores.c \
     src/comm/cores_impl.h \

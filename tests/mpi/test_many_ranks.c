@@ -4,6 +4,7 @@
 // algorithm each of them gets. What MPI itself exchanges to create a communicator is not counted,
 // but the calls that create one are.
 #include "comm/comm_calls.h"
+#include "comm/comm_state.h"
 #include "comm/same_lines.h"
 #include "common/mpi_fixture.h"
 
@@ -173,6 +174,63 @@ static void sets_up(void) {
 
 Test(np3_many_ranks_bare, no_collective_of_set_up_is_a_ring_or_a_chain) { sets_up(); }
 Test(np5_many_ranks_bare, no_collective_of_set_up_is_a_ring_or_a_chain) { sets_up(); }
+
+// ---- Further communicators ------------------------------------------------------------------------
+
+// All ranks but the last `without`, in the reverse order. NULL: not of this rank.
+static MPI_Comm reversed(int without) {
+    MPI_Comm part;
+    int color = test_rank < test_size - without ? 0 : MPI_UNDEFINED;
+    PMPI_Comm_split(MPI_COMM_WORLD, color, -test_rank, &part);
+    return part;
+}
+
+// Creates one of part, uses it, and destroys it. slow: the slow calls that it took.
+static bool creates(MPI_Comm part, int slow) {
+    iso_comm *comm = NULL;
+    if (part == MPI_COMM_NULL) return true;
+    int rank;
+    double sum[2] = {test_rank, 1};
+    made = 0;
+    iso_status status = iso_comm_create(part, NULL, &comm);
+    bool right = status == ISO_OK && made == slow;
+    PMPI_Comm_rank(part, &rank);
+    right = right && iso_comm_rank(comm) == rank;
+    right = right && iso_comm_allreduce_f64(comm, sum, 2, ISO_SUM) == ISO_OK;
+    int size = comm ? iso_comm_size(comm) : 0;
+    right = right && sum[0] == size * (size - 1) / 2 && sum[1] == size;
+    iso_comm_destroy(&comm);
+    return right;
+}
+
+// One whose ranks another iso_comm has is made of that one's MPI communicator, unless it has failed
+// on a rank.
+static void makes_of_another(void) {
+    for (int without = 0; without < test_size - 1; without++) {
+        MPI_Comm part = reversed(without);
+        iso_assert_all(creates(part, 0));
+        test_comm->lost = test_rank == 1;
+        iso_assert_all(creates(part, 1));
+        test_comm->lost = false;
+        iso_assert_all(creates(part, 0));
+        if (part != MPI_COMM_NULL) MPI_Comm_free(&part);
+    }
+}
+Test(np3_many_ranks, further_communicators_are_made_of_the_first) { makes_of_another(); }
+Test(np5_many_ranks, further_communicators_are_made_of_the_first) { makes_of_another(); }
+
+// Those that lack a rank, or were destroyed, are of no use.
+static void makes_of_none(void) {
+    iso_comm *part_comm = NULL;
+    MPI_Comm part = reversed(1);
+    if (part != MPI_COMM_NULL) iso_comm_create(part, NULL, &part_comm);
+    iso_assert_all(creates(MPI_COMM_WORLD, 1));
+    iso_assert_all(creates(part, 0));
+    iso_comm_destroy(&part_comm);
+    iso_assert_all(creates(part, 1));
+    if (part != MPI_COMM_NULL) MPI_Comm_free(&part);
+}
+Test(np3_many_ranks_bare, communicators_of_other_ranks_are_not_used) { makes_of_none(); }
 
 // ---- Broadcasts -----------------------------------------------------------------------------------
 
