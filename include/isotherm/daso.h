@@ -207,8 +207,15 @@ typedef struct iso_daso_level {
 // Whom a rank averages with in gossip, see `gossip` below.
 typedef enum iso_peers {
     ISO_PEERS_PUSH, // it sends to one rank and receives from another
-    ISO_PEERS_PAIR  // two ranks send each other their parameters
+    ISO_PEERS_PAIR, // two ranks send each other their parameters
+    ISO_PEERS_RING  // its two neighbours, in turn
 } iso_peers;
+
+// When a parameter server takes what workers push, see `server` below.
+typedef enum iso_push {
+    ISO_PUSH_ASYNC, // as it comes: no worker waits
+    ISO_PUSH_SYNC   // of all workers together: each waits for all
+} iso_push;
 
 // How parameters are divided into fragments. A layer's parameters are those whose names agree up to
 // the last dot.
@@ -300,13 +307,17 @@ typedef struct iso_daso_config {
     // sits out in turn: the partner of rank P, which does not exist. With global_skip 1,
     // batches_to_wait 1 is D-PSGD: x_p(k+1) = (x_p(k) + x_q(k)) / 2 plus the update of x_p(k).
     //
+    // With ISO_PEERS_RING, even exchanges go to rank p + 1 and odd ones to p - 1, modulo P, counted
+    // from 0. Two exchanges mix as a ring does: x_p = x_p / 2 + (x_p-1 + x_p+1) / 4. Ranks agree in
+    // more exchanges than with the others, but a rank has only two peers, and few copies.
+    //
     // With another wire than ISO_WIRE_F32 differences travel, as in CHOCO-SGD (Koloskova et al.,
     // ICML 2019). For each rank that it sends to or receives from, a rank keeps a copy of what both
-    // ends know of the sender's parameters: 2 ceil(log2 P) arrays, with pairs 2 H, also in saved
-    // states. Both ends add the encoded difference of the sender from its copy to the copy. Then x
-    // = x + consensus_step / 2 (copy of the sender - copy of this rank). The sum over ranks changes
-    // by rounding only, but a pair no longer has the same bits. Copies begin at the creation, at
-    // the end of warm-up, and where another number of ranks loads a state.
+    // ends know of the sender's parameters: 2 ceil(log2 P) arrays, with pairs 2 H, in a ring 4,
+    // also in saved states. Both ends add the encoded difference of the sender from its copy to the
+    // copy. Then x = x + consensus_step / 2 (copy of the sender - copy of this rank). The sum over
+    // ranks changes by rounding only, but a pair no longer has the same bits. Copies begin at the
+    // creation, at the end of warm-up, and where another number of ranks loads a state.
     bool gossip;
     iso_peers peers; // ISO_PEERS_PUSH, unless gossip is set
     // gossip, unless wire is ISO_WIRE_F32: at most 1. If it is too large for a wire that leaves
@@ -349,9 +360,15 @@ typedef struct iso_daso_config {
     // own. In saved state the servers need no place. One rank trains alone; nothing changes its
     // parameters. A rank whose parameters are not finite gets an error from the step that was to
     // push them; all ranks get it where they meet, and then push nothing. Requires what
-    // iso_server_config sets, except for total_steps, phases, global_skip, push_scale and servers.
+    // iso_server_config sets, except for total_steps, phases, global_skip, push, push_scale and
+    // servers.
     // `divergence` and `exchange_ms` are not measured.
     bool server;
+    // server: with ISO_PUSH_SYNC ranks meet after every global_skip steps, counted from where they
+    // met before, and push and pull there only: synchronous SGD by a server, if global_skip is 1
+    // and the optimizer is SGD, else local SGD. Bits do not depend on times; `replay` is
+    // ISO_ERR_ARG. ISO_PUSH_ASYNC without server.
+    iso_push push;
     double push_scale; // server: a; 0: 1 / workers, so that progress that all make counts once
     // server: the last so many ranks, fewer than P, only serve, one shard each, and the others are
     // the W workers, who serve nothing. 0: all ranks do both. Divide samples among the workers

@@ -265,7 +265,7 @@ static void get_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
     out->batches_to_wait = self->schedule.batches_to_wait;
     out->global_skip_requested = self->config.global_skip;
     out->batches_to_wait_requested = self->config.batches_to_wait;
-    if (self->config.asynchronous) { // it has no rhythm
+    if (self->config.asynchronous && self->config.push == ISO_PUSH_ASYNC) { // it has no rhythm
         out->global_skip = out->global_skip_requested = 0;
         out->batches_to_wait = out->batches_to_wait_requested = -1;
     }
@@ -415,8 +415,8 @@ static const iso__daso_ops daso_ops = {
 
 static iso__average_kind exchange_kind(const iso_daso_config *config) {
     if (config->tournament) return ISO__SWAP;
-    if (!config->gossip) return ISO__MEAN;
-    return config->peers == ISO_PEERS_PAIR ? ISO__GOSSIP_PAIRS : ISO__GOSSIP;
+    static const iso__average_kind kind[] = {ISO__GOSSIP, ISO__GOSSIP_PAIRS, ISO__GOSSIP_RING};
+    return config->gossip ? kind[config->peers] : ISO__MEAN;
 }
 
 static double consensus_step(const iso_daso_config *config) {

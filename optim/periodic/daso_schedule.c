@@ -128,9 +128,11 @@ static iso_status check_gossip(const iso_daso_config *c) {
     ISO_CHECK(!c->gossip || (c->unit == ISO_SCOPE_RANK && plain && single), ISO_ERR_ARG,
               "daso: gossip needs unit ISO_SCOPE_RANK, ISO_MERGE_PROGRESS, ISO_STATE_SYNC_KEEP and "
               "ISO_POLICY_FIXED, as iso_gossip_config sets them, and neither levels nor fragments");
-    bool known = c->peers == ISO_PEERS_PUSH || (c->peers == ISO_PEERS_PAIR && c->gossip);
+    bool known = c->peers == ISO_PEERS_PUSH ||
+                 ((c->peers == ISO_PEERS_PAIR || c->peers == ISO_PEERS_RING) && c->gossip);
     ISO_CHECK(known, ISO_ERR_ARG,
-              "daso: peers is %d%s: use ISO_PEERS_PUSH or, with gossip, ISO_PEERS_PAIR",
+              "daso: peers is %d%s: use ISO_PEERS_PUSH or, with gossip, ISO_PEERS_PAIR or "
+              "ISO_PEERS_RING",
               (int)c->peers, c->gossip ? "" : " without gossip");
     return check_consensus(c);
 }

@@ -28,6 +28,13 @@ iso_status iso__daso_server_check(const iso_daso_config *c, int ranks) {
     ISO_CHECK(c->server || c->push_scale == 0, ISO_ERR_ARG,
               "daso: push_scale is %g without server: set it, or leave push_scale 0",
               c->push_scale);
+    bool sync = c->push == ISO_PUSH_SYNC;
+    ISO_CHECK(c->push == ISO_PUSH_ASYNC || (sync && c->server), ISO_ERR_ARG,
+              "daso: push is %d%s: use ISO_PUSH_ASYNC or, with server, ISO_PUSH_SYNC", (int)c->push,
+              c->server ? "" : " without server");
+    ISO_CHECK(!sync || c->replay_count == 0, ISO_ERR_ARG,
+              "a synchronous parameter server repeats by itself, without the changes of an earlier "
+              "run: give it none");
     ISO_CHECK(!c->server || (c->asynchronous && c->wire == ISO_WIRE_F32 && c->interval_ms == 0 &&
                              c->global_skip >= 1),
               ISO_ERR_ARG,

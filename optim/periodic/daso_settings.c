@@ -219,9 +219,9 @@ const iso_setting iso__gossip_setting[] = {
      .meaning = "steps from send to merge"},
     {WARMUP, .initial = "0"},
     {WARMUP_STEPS},
-    {"peers", INDEX, FIELD(peers), .choices = "push|pair", .initial = "push",
+    {"peers", INDEX, FIELD(peers), .choices = "push|pair|ring", .initial = "push",
      .meaning = "push: a rank sends parameters to one rank and receives from another; pair: two "
-                "ranks average theirs"},
+                "ranks average theirs; ring: as push, with the two neighbours in turn"},
     {"outer-period", INTEGER, FIELD(outer_skip), COUNT_FROM(1), .initial = "48",
      .meaning = "gossip: steps between two steps of the outer "
                 "optimizer, with the mean of all ranks",
@@ -244,6 +244,9 @@ const iso_setting iso__async_setting[] = {
 const iso_setting iso__server_setting[] = {
     {"period", INTEGER, FIELD(global_skip), COUNT_FROM(1), .initial = "8",
      .meaning = "steps between exchanges of parameters"},
+    {"push", INDEX, FIELD(push), .choices = "async|sync", .initial = "async",
+     .meaning = "async: the parameter server adds what a rank pushes at once, and no rank waits; "
+                "sync: ranks push together, and each waits for all"},
     {"push-scale", NUMBER, FIELD(push_scale), 1e-9, 1e6,
      .meaning = "factor of the changes that a rank pushes to the parameter server (default: 1 / "
                 "ranks that train)"},
@@ -318,7 +321,8 @@ const iso_setting iso__daso_setting[] = {
 };
 #undef FIELD
 _Static_assert(sizeof(iso_merge) == sizeof(int) && sizeof(iso_state_sync) == sizeof(int) &&
-                   sizeof(iso_policy) == sizeof(int) && sizeof(iso_peers) == sizeof(int),
+                   sizeof(iso_policy) == sizeof(int) && sizeof(iso_peers) == sizeof(int) &&
+                   sizeof(iso_push) == sizeof(int),
                "read as numbers of choices, in the order of the enumerations");
 COUNTS(iso__local_sgd_setting, ISO__LOCAL_SGD_SETTINGS);
 COUNTS(iso__post_local_setting, ISO__POST_LOCAL_SETTINGS);
@@ -410,12 +414,13 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
         used += snprintf(text + used, room - (size_t)used, "asynchronous: every %g ms\n",
                          config->interval_ms);
     if (config->server)
-        used += snprintf(text + used, room - (size_t)used, "server: push_scale %g, servers %d\n",
-                         config->push_scale, config->servers);
+        used += snprintf(text + used, room - (size_t)used,
+                         "server: push_scale %g, servers %d, push %s\n", config->push_scale,
+                         config->servers, config->push == ISO_PUSH_SYNC ? "sync" : "async");
+    static const char *const among[] = {"yes", "in pairs", "in a ring"};
     if (config->gossip)
-        used +=
-            snprintf(text + used, room - (size_t)used, "gossip: %s, consensus_step %g\n",
-                     config->peers == ISO_PEERS_PAIR ? "in pairs" : "yes", config->consensus_step);
+        used += snprintf(text + used, room - (size_t)used, "gossip: %s, consensus_step %g\n",
+                         among[config->peers], config->consensus_step);
     if (config->tournament)
         used += write_tournament(config->tournament, text + used, room - (size_t)used);
     if (config->outer_skip > 0)

@@ -317,6 +317,8 @@ iso_status iso__async_end(iso__periodic *p, int64_t step);
 // which are equal. So nothing of the servers needs to be saved: a run begins, and goes on, with
 // copies that are the parameters. Optimizer states stay different.
 //
+// With ISO_PUSH_SYNC ranks meet after every period, and push and pull nowhere else.
+//
 // Ranks may only serve: their steps update nothing and push nothing, and they serve while they wait
 // in any call on p->comm.
 //

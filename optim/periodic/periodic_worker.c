@@ -16,6 +16,7 @@ struct iso__worker {
     iso_comm *comm; // for its messages
     double scale;
     int64_t period;
+    bool together;      // ranks push and pull where they meet, and meet in every period
     int64_t *pushed_at; // [ranks]: the step of the last push, or where this rank began to push
     bool open;          // it takes pushes
     bool meets;         // ranks meet now
@@ -217,6 +218,23 @@ static void count_traffic(iso__periodic *p, const iso_traffic *before) {
     p->stats.bytes_between_nodes += now.bytes_between_nodes - before->bytes_between_nodes;
 }
 
+static iso_status exchange_alone(iso__periodic *p) {
+    iso__worker *w = p->worker;
+    iso_traffic before;
+    int64_t began = iso_now();
+    iso__server_traffic(w->server, &before);
+    if (iso__events_repeat(&w->events)) {
+        ISO_TRY(repeat_events(p));
+    } else {
+        ISO_TRY(iso__server_serve_all(w->server));
+        ISO_TRY(pull_all(p, ISO__SERVER_TEST));
+    }
+    if (!p->serves) ISO_TRY(for_each_shard(p, push_if_due));
+    count_traffic(p, &before);
+    p->stats.work_ms += (double)(iso_now() - began) * 1e-6;
+    return ISO_OK;
+}
+
 // What other ranks push while a rank that only serves waits for them anywhere.
 static bool serve_aside(void *user) {
     iso__periodic *p = user;
@@ -268,25 +286,6 @@ iso_status iso__worker_begin(iso__periodic *p) {
     return ISO_OK;
 }
 
-iso_status iso__worker_step(iso__periodic *p, int64_t step) {
-    iso__worker *w = p->worker;
-    iso_traffic before;
-    int64_t began = iso_now();
-    p->async.step = step;
-    if (!w) return ISO_OK;
-    iso__server_traffic(w->server, &before);
-    if (iso__events_repeat(&w->events)) {
-        ISO_TRY(repeat_events(p));
-    } else {
-        ISO_TRY(iso__server_serve_all(w->server));
-        ISO_TRY(pull_all(p, ISO__SERVER_TEST));
-    }
-    if (!p->serves) ISO_TRY(for_each_shard(p, push_if_due));
-    count_traffic(p, &before);
-    p->stats.work_ms += (double)(iso_now() - began) * 1e-6;
-    return ISO_OK;
-}
-
 // ---- Where ranks meet -------------------------------------------------------------------------------
 
 static iso_status meet_ranks(iso__periodic *p, bool failed) {
@@ -322,6 +321,22 @@ static iso_status meet_workers(iso__periodic *p) {
     ISO_TRY(iso_comm_agree(p->comm, mine));
     p->equal = p->node_equal = true;
     return iso__events_tell(&w->events, p);
+}
+
+static iso_status meet_if_due(iso__periodic *p) {
+    iso__worker *w = p->worker;
+    int own = iso_comm_rank(p->comm);
+    if (p->async.step - w->pushed_at[own] < w->period) return ISO_OK;
+    ISO_TRY(meet_workers(p));
+    p->stats.syncs++;
+    return ISO_OK;
+}
+
+iso_status iso__worker_step(iso__periodic *p, int64_t step) {
+    iso__worker *w = p->worker;
+    p->async.step = step;
+    if (!w) return ISO_OK;
+    return w->together ? meet_if_due(p) : exchange_alone(p);
 }
 
 iso_status iso__worker_end(iso__periodic *p, int64_t step) {
@@ -369,6 +384,7 @@ static iso_status allocate_worker(iso__periodic *p, const iso_daso_config *confi
     ISO_TRY(iso__alloc_zero(sizeof(*p->worker), (void **)&p->worker));
     iso__worker *w = p->worker;
     w->period = config->global_skip;
+    w->together = config->push == ISO_PUSH_SYNC;
     w->scale = config->push_scale > 0 ? config->push_scale : 1.0 / iso__periodic_trainers(p);
     ISO_TRY(iso__alloc_zero(ranks * sizeof(*w->pushed_at), (void **)&w->pushed_at));
     return iso__events_open(&w->events, config, p);

@@ -219,8 +219,10 @@ iso_status iso__average_set_reference(iso__average *a, const float *values) {
 
 int iso__average_arrays(iso__average *a, iso__average_array item[ISO__AVERAGE_ARRAYS]) {
     if (a->copies) {
-        // Those of one kind of peers are of no use to the other, though there may be as many.
-        const char *name = a->config.kind == ISO__GOSSIP_PAIRS ? "pair_copies" : "copies";
+        // Those of one kind of peers are of no use to another, though there may be as many.
+        const char *name = a->config.kind == ISO__GOSSIP_PAIRS  ? "pair_copies"
+                           : a->config.kind == ISO__GOSSIP_RING ? "ring_copies"
+                                                                : "copies";
         item[0] = (iso__average_array){name, a->copies, iso__average_copy_count(a)};
         return 1;
     }

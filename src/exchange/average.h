@@ -50,10 +50,15 @@
 // so it is symmetric and doubly stochastic (D-PSGD: Lian et al., NeurIPS 2017). In H exchanges,
 // every rank of the lower half meets every one of the upper half.
 //
-// Gossip with differences follows CHOCO-SGD (Koloskova, Stich, Jaggi, ICML 2019). For each of the R
-// or H turns of the peers, a rank keeps a copy y of its own values as the receiver knows them, and
-// a copy z of those of the sender. An exchange sends q = Q(x - y) and receives the sender's q',
-// with a codec Q. Then
+// Gossip in a ring (ISO__GOSSIP_RING): even exchanges go to rank + 1, odd ones to rank - 1, modulo
+// P, so a rank has the same two peers all the time. Two exchanges in a row multiply (I + S) (I +
+// S^-1) / 4 = (2 I + S + S^-1) / 4: the mixing of a ring, where a rank keeps 1/2 and gets 1/4 of
+// each neighbour.
+//
+// Gossip with differences follows CHOCO-SGD (Koloskova, Stich, Jaggi, ICML 2019). For each of the
+// turns of the peers, which are R, H in pairs, and 2 in a ring (1 of two ranks), a rank keeps a
+// copy y of its own values as the receiver knows them, and a copy z of those of the sender. An
+// exchange sends q = Q(x - y) and receives the sender's q', with a codec Q. Then
 //
 //   y = y + q,   z = z + q',   x = x + (s / 2) (z - y)   with the consensus step s
 //
@@ -64,7 +69,7 @@
 // leaves out much needs a small s. The paper proves convergence for a fixed, undirected graph, any
 // Q that leaves less than it gets, and a small s. There ranks need one copy of their own and one
 // sum of copies. Here the graph changes, and messages go to one rank, so each turn has copies of
-// its own: 2 R or 2 H arrays. If a sender is not well, neither end changes its copy.
+// its own: 2 R or 2 H arrays, 4 in a ring. If a sender is not well, neither end changes its copy.
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
@@ -84,13 +89,14 @@ typedef enum iso__average_kind {
     ISO__MEAN,         // the mean over all nodes
     ISO__GOSSIP,       // the mean with one other rank, see above
     ISO__GOSSIP_PAIRS, // likewise
+    ISO__GOSSIP_RING,  // likewise
     // A node gets the array of one other node (iso__average_set_peer), which gets its own: shard by
     // shard in SCATTER, without GATHER. Values need not be finite.
     ISO__SWAP
 } iso__average_kind;
 
 static inline bool iso__is_gossip(iso__average_kind kind) {
-    return kind == ISO__GOSSIP || kind == ISO__GOSSIP_PAIRS;
+    return kind == ISO__GOSSIP || kind == ISO__GOSSIP_PAIRS || kind == ISO__GOSSIP_RING;
 }
 
 // The elements of a flat array: those of f32 first, then, from the next multiple of 128 bytes,
@@ -202,7 +208,8 @@ iso_status iso__average_measure(iso__average *average, int repeats, double *ms);
 // Fills item[] and returns the number of arrays (at most ISO__AVERAGE_ARRAYS).
 enum { ISO__AVERAGE_ARRAYS = 3 };
 typedef struct iso__average_array {
-    const char *name; // "reference", "residual", "share_residual"; "copies" or "pair_copies"
+    const char *
+        name; // "reference", "residual", "share_residual"; "copies", "pair_copies" or "ring_copies"
     float *data;
     size_t count;
 } iso__average_array;

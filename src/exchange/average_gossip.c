@@ -13,6 +13,7 @@
 int iso__average_turns(const iso__average *a) {
     int rounds = 1, ranks = a->layout->nodes;
     if (a->config.kind == ISO__GOSSIP_PAIRS) return (ranks + 1) / 2;
+    if (a->config.kind == ISO__GOSSIP_RING) return ranks > 2 ? 2 : 1;
     while (rounds < 30 && 1 << rounds < ranks) rounds++;
     return rounds;
 }
@@ -21,6 +22,12 @@ int iso__average_turns(const iso__average *a) {
 static iso__average_peers choose_next(int turn, int rank, int ranks) {
     int distance = (1 << turn) % ranks;
     return (iso__average_peers){(rank + distance) % ranks, (rank - distance + ranks) % ranks};
+}
+
+// Up and down the ring.
+static iso__average_peers choose_neighbour(int turn, int rank, int ranks) {
+    int up = (rank + 1) % ranks, down = (rank + ranks - 1) % ranks;
+    return turn == 0 ? (iso__average_peers){up, down} : (iso__average_peers){down, up};
 }
 
 // The lower half of the ranks is shifted along the upper half.
@@ -34,8 +41,11 @@ static iso__average_peers choose_partner(int turn, int rank, int ranks) {
 iso__average_peers iso__average_choose_peers(const iso__average *a) {
     int rank = iso_comm_rank(a->leaders), ranks = a->layout->nodes;
     int turn = (int)(a->turn % iso__average_turns(a));
-    return a->config.kind == ISO__GOSSIP_PAIRS ? choose_partner(turn, rank, ranks)
-                                               : choose_next(turn, rank, ranks);
+    switch (a->config.kind) {
+    case ISO__GOSSIP_PAIRS: return choose_partner(turn, rank, ranks);
+    case ISO__GOSSIP_RING: return choose_neighbour(turn, rank, ranks);
+    default: return choose_next(turn, rank, ranks);
+    }
 }
 
 // ---- Values ---------------------------------------------------------------------------------------
@@ -137,7 +147,7 @@ void iso__average_send_report(iso__average *a) {
                        .bytes = ISO__AVERAGE_MESSAGE,
                        .to = with.to,
                        .from = with.from};
-    iso__average_note(a, iso__comm_imessages(a->leaders, &m, "mean over nodes (report)",
+    iso__average_note(a, iso__comm_imessages(a->leaders, &m, "gossip (report)",
                                              &a->report_sent, &a->report_came));
 }
 

@@ -83,7 +83,7 @@ static void send_to_peer(iso__average *a, iso__average_chunk *c) {
                        .bytes = message_bytes(a, c),
                        .to = with.to,
                        .from = with.from};
-    const char *name = is_swap(a) ? "exchange of models" : "mean over nodes (gossip)";
+    const char *name = is_swap(a) ? "exchange of models" : "gossip";
     iso__average_note(a, iso__comm_imessages(a->leaders, &m, name, &c->sent, &c->request));
     iso__count_message(&sent, a->leaders, m.to, m.bytes);
     a->stats.bytes_sent += sent.bytes_sent;

@@ -14,6 +14,7 @@ static inline int gossip_peer(iso_peers peers, int rank, int ranks, int k) {
         int distance = rounds > 0 ? (1 << k % rounds) % ranks : 0;
         return (rank + ranks - distance) % ranks;
     }
+    if (peers == ISO_PEERS_RING) return (rank + (k % 2 || ranks == 2 ? 1 : ranks - 1)) % ranks;
     for (int low = 0; low < half; low++) {
         int high = half + (low + k) % half;
         if (high < ranks && rank == low) return high;

@@ -253,7 +253,7 @@ static void late_peer_is_a_time_out(bool swap, const char *name) {
     mean_case_close(&c);
 }
 Test(np2_average_faults, a_late_peer_is_a_time_out_that_can_be_waited_out) {
-    late_peer_is_a_time_out(false, "mean over nodes (gossip)");
+    late_peer_is_a_time_out(false, "gossip");
 }
 Test(np2_average_faults, a_late_partner_is_a_time_out_that_can_be_waited_out) {
     late_peer_is_a_time_out(true, "exchange of models");

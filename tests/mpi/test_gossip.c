@@ -86,6 +86,9 @@ Test(np2_gossip, pairs_equal_the_model) { equals_model(ISO_PEERS_PAIR); }
 Test(np3_gossip, pairs_equal_the_model) { equals_model(ISO_PEERS_PAIR); }
 Test(np4_gossip, pairs_equal_the_model) { equals_model(ISO_PEERS_PAIR); }
 Test(np5_gossip, pairs_equal_the_model) { equals_model(ISO_PEERS_PAIR); }
+Test(np1_gossip, rings_equal_the_model) { equals_model(ISO_PEERS_RING); }
+Test(np2_gossip, rings_equal_the_model) { equals_model(ISO_PEERS_RING); }
+Test(np5_gossip, rings_equal_the_model) { equals_model(ISO_PEERS_RING); }
 
 static void two_exchanges_leave_the_mean(iso_status (*build)(iso_device *, bool, iso_module **)) {
     double left[3];
@@ -105,6 +108,17 @@ Test(np3_gossip, every_exchange_of_three_ranks_halves_the_distance) {
     daso_case c = case_of(1, 0);
     gossip_distances(&c, 8, left);
     for (int k = 0; k < 8; k++) iso_assert_all(fabs(left[k] * (2 << k) - 1) < 1e-3);
+}
+
+// Two exchanges in a ring of four multiply by (2 I + S + S^-1) / 4, whose largest eigenvalue below
+// 1 is cos^2(pi / 4) = 1/2. The other one is 0, so from the second exchange on only that one is
+// left.
+Test(np4_gossip, two_exchanges_of_a_ring_of_four_halve_the_distance) {
+    double left[8];
+    daso_case c = case_of(1, 0);
+    c.daso.peers = ISO_PEERS_RING;
+    gossip_distances(&c, 8, left);
+    for (int k = 3; k < 8; k++) iso_assert_all(fabs(left[k] / left[k - 2] - 0.5) < 1e-3);
 }
 
 // ---- Training -------------------------------------------------------------------------------------

@@ -58,12 +58,12 @@ static const iso__codec *codec_of(iso_wire wire) {
 
 // values: of rank 0, the same on all ranks.
 static choco choco_of(const iso_daso_config *c, const float *values, int64_t count) {
-    int rounds = 1, half = (test_size + 1) / 2;
+    int rounds = 1, half = (test_size + 1) / 2, ring = test_size > 2 ? 2 : 1;
     while (1 << rounds < test_size) rounds++;
     choco m = {.codec = codec_of(c->wire), .peers = c->peers, .count = count};
     double step = c->wire == ISO_WIRE_TOPK ? 2 * 8.0 / 256 : 1;
     m.half_step = (float)((c->consensus_step > 0 ? c->consensus_step : step) / 2);
-    m.turns = c->peers == ISO_PEERS_PAIR ? half : rounds;
+    m.turns = c->peers == ISO_PEERS_PAIR ? half : c->peers == ISO_PEERS_RING ? ring : rounds;
     size_t floats = (size_t)test_size * (size_t)count;
     m.before = malloc(floats * sizeof(float));
     m.copy = malloc((size_t)m.turns * floats * sizeof(float));
@@ -158,6 +158,8 @@ Test(np2_gossip_wires, pairs_equal_the_model) { all_wires_follow(ISO_PEERS_PAIR)
 Test(np3_gossip_wires, pairs_equal_the_model) { all_wires_follow(ISO_PEERS_PAIR); }
 Test(np4_gossip_wires, pairs_equal_the_model) { all_wires_follow(ISO_PEERS_PAIR); }
 Test(np5_gossip_wires, pairs_equal_the_model) { all_wires_follow(ISO_PEERS_PAIR); }
+Test(np2_gossip_wires, rings_equal_the_model) { all_wires_follow(ISO_PEERS_RING); }
+Test(np5_gossip_wires, rings_equal_the_model) { all_wires_follow(ISO_PEERS_RING); }
 
 Test(np3_gossip_wires, another_consensus_step_equals_the_model) {
     daso_case c = case_of(ISO_WIRE_INT4, ISO_PEERS_PUSH);
@@ -285,6 +287,7 @@ static void goes_on(iso_wire wire, iso_peers peers) {
 Test(np3_gossip_wires, goes_on_from_a_saved_state) { goes_on(ISO_WIRE_TOPK, ISO_PEERS_PUSH); }
 Test(np4_gossip_wires, goes_on_from_a_saved_state) { goes_on(ISO_WIRE_BF16, ISO_PEERS_PUSH); }
 Test(np4_gossip_wires, pairs_go_on_from_a_saved_state) { goes_on(ISO_WIRE_INT8, ISO_PEERS_PAIR); }
+Test(np3_gossip_wires, rings_go_on_from_a_saved_state) { goes_on(ISO_WIRE_INT4, ISO_PEERS_RING); }
 
 // The mean of all ranks and its outer step travel in the same wire.
 static void outer_steps_go_on(void) {
@@ -412,11 +415,13 @@ static void other_peers(void) {
     iso_assert_ok(trainer_go_on(&t, 0, 3));
     iso_assert_ok(daso_exchange_state(&t, 3, true));
     daso_close(&t);
-    c.daso.peers = ISO_PEERS_PAIR;
-    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    iso_assert_all(daso_exchange_state(&t, 3, false) < 0);
-    iso_assert_all(strstr(iso_last_error()->message, "copies"));
-    daso_close(&t);
+    for (int peers = ISO_PEERS_PAIR; peers <= ISO_PEERS_RING; peers++) {
+        c.daso.peers = (iso_peers)peers;
+        iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+        iso_assert_all(daso_exchange_state(&t, 3, false) < 0);
+        iso_assert_all(strstr(iso_last_error()->message, "copies"));
+        daso_close(&t);
+    }
 }
 Test(np3_gossip_wires, copies_of_other_peers_are_refused) { other_peers(); }
 Test(np4_gossip_wires, copies_of_other_peers_are_refused) { other_peers(); }
