@@ -103,8 +103,11 @@ TRAIN_RUN = \
     examples/train/train_state.c \
     examples/train/train_stats.c \
     examples/train/train_straggler.c \
+    examples/train/train_summary.c \
     examples/train/train_stop.c \
     examples/train/train_sync.c \
+    examples/train/train_text.c \
+    examples/train/train_text.h \
     examples/train/train_threads.c \
     examples/train/train_tournament.c \
     examples/train/train_tournament.h \

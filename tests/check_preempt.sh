@@ -152,7 +152,7 @@ while :; do
     grep -q '"event":"summary"' log && longer || break # mpirun reports the signal even so
 done
 good=0
-has_failed && grep -q '^train: SIGTERM: the run will be saved within about half a second; until then ' output || good=1
+has_failed && grep -q '^train: SIGTERM: if all ranks are alive, the run will be saved within about half a second; until then ' output || good=1
 cut=$(newest state)
 train_on 2 "$@" --log log --resume state --overwrite
 finish

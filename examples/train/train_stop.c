@@ -88,7 +88,9 @@ static void say_aside(int code) {
     if (find_newest(options->checkpoint, &step))
         snprintf(newest, sizeof(newest), "the newest checkpoint is %s.step-%012lld",
                  options->checkpoint, (long long)step);
-    fprintf(stderr, "train: %s: the run will be saved within about half a second; until then %s\n",
+    fprintf(stderr,
+            "train: %s: if all ranks are alive, the run will be saved within about half a second; "
+            "until then %s\n",
             name_signal(code), newest);
     pthread_mutex_unlock(&guard);
 }

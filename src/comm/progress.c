@@ -57,20 +57,27 @@ void iso__engine_assist(iso__engine *engine) {
 
 // ---- Waiting --------------------------------------------------------------------------------------
 
-// With the lock held: lists the exchanges that are not complete, oldest first, cut off at `room`.
+// With the lock held: lists the exchanges that are not complete, oldest first. Says how many more
+// there are than fit into `room`.
 static void list_pending(const iso__engine *engine, char *text, size_t room) {
+    enum { MORE = 24 }; // bytes for ", and 12345 more"
     size_t used = 0;
+    int more = 0;
     text[0] = 0;
-    for (const iso_request *r = engine->oldest; r && used + 1 < room; r = r->newer) {
-        int n = snprintf(text + used, room - used, "%s\"%s\" (%zu bytes)", used ? ", " : "",
-                         r->name, r->bytes);
-        used += (size_t)n;
+    for (const iso_request *r = engine->oldest; r; r = r->newer) {
+        char item[96];
+        int n = snprintf(item, sizeof(item), "%s\"%.40s\" (%zu bytes)", used ? ", " : "", r->name,
+                         r->bytes);
+        bool fits = more == 0 && used + (size_t)n + MORE < room;
+        if (fits) used += (size_t)snprintf(text + used, room - used, "%s", item);
+        more += !fits;
     }
+    if (more > 0) snprintf(text + used, room - used, ", and %d more", more);
 }
 
 static iso_status timed_out(const iso__engine *engine, const iso__awaited *awaited,
                             const iso__patience *patience) {
-    char pending[128], missing[300];
+    char pending[160], missing[300];
     list_pending(engine, pending, sizeof(pending));
     return ISO_FAIL(ISO_ERR_TIMEOUT,
                     "rank %d of %d waited %g s for the exchange of \"%.40s\"; in flight: %s: %s "

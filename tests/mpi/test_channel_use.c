@@ -326,6 +326,29 @@ Test(np2_channel_use, time_out_names_the_item_and_can_be_waited_for_again) {
     iso_comm_destroy(&comm);
 }
 
+// As many as fit are named, and the others counted.
+Test(np2_channel_use, time_out_counts_what_it_does_not_name) {
+    enum { COUNT = 30 };
+    static float values[COUNT][16];
+    iso_request *request[COUNT] = {NULL};
+    iso_comm *comm = test_comm_with_limit(60);
+    comm->timeout_s = IMPATIENT;
+    if (test_rank == 0) usleep(SLOW);
+    iso_status status = ISO_OK;
+    for (int i = 0; i < COUNT && status >= 0; i++)
+        status = iso_comm_iallreduce(comm, values[i], 16, ISO_F32, "a sum", &request[i]);
+    if (test_rank == 1 && status >= 0) {
+        status = iso_request_wait(&request[COUNT - 1]);
+        status = refused(status, ISO_ERR_TIMEOUT, "\"a sum\" (64 bytes), and 24 more: ")
+                     ? ISO_OK
+                     : ISO_ERR_STATE;
+    }
+    comm->timeout_s = 60;
+    for (int i = 0; i < COUNT && status >= 0; i++) status = iso_request_wait(&request[i]);
+    iso_assert_ok(status);
+    iso_comm_destroy(&comm);
+}
+
 // The process of rank 0 stops altogether, its helper as well, and goes on when rank 1 says so.
 Test(np2_channel_use, rank_that_stops_is_a_time_out) {
     iso_comm *comm;

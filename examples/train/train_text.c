@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// What several reports of a training run say in the same words.
+#include "train_text.h"
+
+FILE *train_terminal(const train_run *run) {
+    return run->world->rank == 0 && !run->options->quiet ? stdout : NULL;
+}
+
+const char *train_algorithm_text(const train_run *run, char text[TRAIN_ALGORITHM_ROOM]) {
+    iso_reducer_stats stats;
+    iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &stats);
+    if (stats.nccl) return "by NCCL between the GPUs of a node";
+    if (stats.shared_memory) return "in shared memory";
+    snprintf(text, TRAIN_ALGORITHM_ROOM, "%s%s",
+             stats.two_levels ? "in the shared memory of each node, and between nodes: " : "",
+             stats.pairwise ? "pairwise exchange" : iso_comm_algorithm_text(run->world->comm));
+    return text;
+}
+
+const char *train_count_text(int64_t count, const char *noun, char text[48]) {
+    snprintf(text, 48, "%lld %s%s", (long long)count, noun, count == 1 ? "" : "s");
+    return text;
+}
+
+static const char *steps_text(int64_t steps, const char *otherwise, char text[24]) {
+    snprintf(text, 24, "%lld", (long long)steps);
+    return steps < 0 ? otherwise : text;
+}
+
+const char *train_rhythm_text(const iso_strategy_stats *s, char text[160]) {
+    char steps[4][24];
+    text[0] = 0;
+    if (s->period == 0 && s->period_requested == 0) return text;
+    snprintf(text, 160, "period %s (requested: %s), wait %s (requested: %s)",
+             steps_text(s->period, "auto", steps[0]),
+             steps_text(s->period_requested, "auto", steps[1]),
+             steps_text(s->wait, "to be measured", steps[2]),
+             steps_text(s->wait_requested, "auto", steps[3]));
+    return text;
+}
+
+double train_samples_per_second(const train_metrics *metrics) {
+    return metrics->seconds > 0 ? (double)metrics->samples / metrics->seconds : 0;
+}
