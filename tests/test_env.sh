@@ -11,6 +11,8 @@ fi
 export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism:-none}"
 # Shared memory and TCP. Its search for network cards takes longer than the rest of MPI_Init.
 export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}"
+# What the library would set through MPI_T, whose start takes Open MPI longer than MPI_Init.
+export OMPI_MCA_coll_libnbc_iallreduce_algorithm="${OMPI_MCA_coll_libnbc_iallreduce_algorithm:-3}"
 # Several tests run at a time. Ranks that wait let others run, also where one test has no more ranks than there are cores.
 export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
 # Ranks share the cores; threads of each that spin would only take time from the others.

@@ -63,12 +63,12 @@ static bool find_variable(int *index) {
     return false;
 }
 
-static void set_variable(int index, int wanted, bool may_set, char *text, size_t room) {
+static int set_variable(int index, int wanted, bool may_set, char *text, size_t room) {
     MPI_T_cvar_handle handle;
     int count, value = 0;
     if (MPI_T_cvar_handle_alloc(index, NULL, &handle, &count) != MPI_SUCCESS || count != 1) {
         snprintf(text, room, "MPI's own choice (" ALGORITHM_VARIABLE " cannot be accessed)");
-        return;
+        return 0;
     }
     MPI_T_cvar_read(handle, &value);
     const char *why = wanted == 3 ? "set through MPI_T: results do not depend on the chunks"
@@ -84,42 +84,64 @@ static void set_variable(int index, int wanted, bool may_set, char *text, size_t
     MPI_T_cvar_read(handle, &value);
     snprintf(text, room, "%d, %s (%s)", value, algorithm_name(value), why);
     MPI_T_cvar_handle_free(&handle);
+    return value >= 0 && value < 5 ? value : 0;
 }
 
 // MPICH 4.0.2 crashes when MPI_T is initialised a second time. It has no such variable, so it is
 // asked once only.
-static void ask_mpi(int wanted, bool may_set, char *text, size_t room) {
+static int ask_mpi(int wanted, bool may_set, char *text, size_t room) {
     static atomic_bool absent;
-    int level = MPI_THREAD_SINGLE, index = 0;
+    int level = MPI_THREAD_SINGLE, index = 0, value = 0;
     snprintf(text, room, "MPI's own choice (it has no " ALGORITHM_VARIABLE ")");
-    if (absent) return;
+    if (absent) return 0;
     // After MPI_T_init_thread, Open MPI's MPI_Query_thread returns the level requested here.
     MPI_Query_thread(&level);
     if (MPI_T_init_thread(level, &level) != MPI_SUCCESS) {
         snprintf(text, room, "MPI's own choice (no MPI_T)");
-        return;
+        return 0;
     }
     absent = !find_variable(&index);
-    if (!absent) set_variable(index, wanted, may_set, text, room);
+    if (!absent) value = set_variable(index, wanted, may_set, text, room);
     MPI_T_finalize();
+    return value;
 }
 
-static void choose_algorithm(bool may_set, char *text, size_t room) {
+// The OMPI_MCA_ variable; NULL: not set, or not read by this MPI.
+static const char *user_algorithm(void) {
+#ifdef OPEN_MPI
+    return getenv("OMPI_MCA_" ALGORITHM_VARIABLE);
+#else
+    return NULL;
+#endif
+}
+
+// By number or by name. Gives 0 for other text.
+static int read_algorithm(const char *text) {
+    static const char *const word[] = {"ignore", "ring", "binomial", "rabenseifner",
+                                       "recursive_doubling"};
+    for (int i = 0; i < 5; i++)
+        if (strcmp(text, word[i]) == 0) return i;
+    return text[0] >= '0' && text[0] <= '4' && !text[1] ? text[0] - '0' : 0;
+}
+
+int iso__choose_algorithm(bool may_set, char *text, size_t room) {
     double wanted = PAIRWISE;
     if (iso__env_number(ISO_ENV_IALLREDUCE, PAIRWISE, &wanted) < 0)
         iso__log(ISO_LOG_WARN, "%s", iso_last_error()->message);
     if (wanted == PAIRWISE) wanted = 3;
-    if (getenv("OMPI_MCA_" ALGORITHM_VARIABLE))
-        snprintf(text, room, "%s (set by the user)", getenv("OMPI_MCA_" ALGORITHM_VARIABLE));
-    else
-        ask_mpi((int)wanted, may_set, text, room);
+    const char *given = user_algorithm();
+    if (!given) return ask_mpi((int)wanted, may_set, text, room);
+    int number = read_algorithm(given);
+    snprintf(text, room, "%d, %s (set by the user)", number, algorithm_name(number));
+    return number;
 }
 #else
 // An MPI library without the interface for tools.
-static void choose_algorithm(bool may_set, char *text, size_t room) {
+int iso__choose_algorithm(bool may_set, char *text, size_t room) {
     (void)algorithm_name;
     (void)may_set;
     snprintf(text, room, "MPI's own choice (no MPI_T)");
+    return 0;
 }
 #endif
 
@@ -130,15 +152,6 @@ bool iso__pairwise_is_wanted(int number) {
     bool same = number == 0 || number == 3;
     return same && iso__env_number(ISO_ENV_IALLREDUCE, PAIRWISE, &wanted) >= 0 &&
            wanted == PAIRWISE;
-}
-
-// The user may have set the algorithm by number or by name.
-int iso__choose_algorithm(bool may_set, char *text, size_t room) {
-    static const char *const name[] = {"ring", "binomial", "rabenseifner", "recursive_doubling"};
-    choose_algorithm(may_set, text, room);
-    for (int i = 0; i < 4; i++)
-        if (strncmp(text, name[i], strlen(name[i])) == 0) return i + 1;
-    return text[0] >= '0' && text[0] <= '4' ? text[0] - '0' : 0;
 }
 
 // ---- Post -----------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ int test_rank, test_size;
 
 void test_mpi_setup_bare(void) {
     int level;
+    // Otherwise what test_env.sh sets would come first.
+    if (getenv("ISO_IALLREDUCE")) unsetenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm");
     MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &test_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &test_size);
