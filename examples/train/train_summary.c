@@ -57,7 +57,7 @@ static iso_status measure_exchange(train_run *run, train_result *out) {
     const iso_strategy_stats *stats = &run->seen;
     out->exchange_ms = stats->exchange_ms > 0 ? stats->exchange_ms : NAN;
     out->syncs = stats->syncs;
-    bool waits = stats->syncs > 0 && !never_waits(run);
+    bool waits = stats->syncs > 0 && !never_waits(run) && !train_serves(run);
     out->wait_ms_per_sync = waits ? stats->wait_ms / (double)stats->syncs : 0;
     return ISO_OK;
 }

@@ -14,8 +14,8 @@
 
 // The most ranks that sum this way. Each of the 2 (P - 1) messages of a sum costs a rank work, so
 // long data is cut into sums of up to ISO_PAIRWISE_SLICE bytes for each rank, and its messages have
-// at least half as many. Measured with 24 hosts, simulated without the cost of messages with 48.
-#define ISO_PAIRWISE_MOST  64
+// at least half as many. Measured with 24 hosts, simulated without the cost of messages with 96.
+#define ISO_PAIRWISE_MOST  128
 #define ISO_PAIRWISE_SLICE ((size_t)8192)
 
 // One sum.
