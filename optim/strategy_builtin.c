@@ -471,8 +471,7 @@ const iso_strategy iso__builtin_strategy[] = {
      OF_DASO(async, ASYNC)},
     {.name = "server",
      .text = "parameters, every --period steps, with a parameter server, whose shards are on the "
-             "ranks, "
-             "without waiting",
+             "ranks, without waiting (--push async)",
      OF_DASO(server, SERVER)},
     {.name = "tournament",
      .text = "models, between two nodes every --period steps; each keeps the one that --validation "

@@ -34,7 +34,8 @@ static const char *find_obstacle(const train_run *run) {
     if (strcmp(o->sampler, "overlap") == 0)
         return "with --sampler overlap the samples of a rank depend on the number of ranks";
     if (run->workers < run->world->ranks)
-        return "with --servers a state is for the same ranks (these are those that train)";
+        return "with --servers a state is for the same ranks (numbers here are of those that "
+               "train)";
     if (strcmp(o->average, "sum") == 0)
         return "with --average sum the gradient grows with the number of ranks";
     return NULL;

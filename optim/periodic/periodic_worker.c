@@ -329,6 +329,7 @@ static iso_status meet_if_due(iso__periodic *p) {
     if (p->async.step - w->pushed_at[own] < w->period) return ISO_OK;
     ISO_TRY(meet_workers(p));
     p->stats.syncs++;
+    p->stats.last_wait_ms = p->last_wait_ms;
     return ISO_OK;
 }
 

@@ -15,9 +15,10 @@ static atomic_bool chosen_for_job;
 static void log_choices(const iso_comm *comm, bool for_job) {
     static atomic_bool said[2];
     const iso__engine *engine = comm->engine;
-    if (atomic_exchange(&said[for_job], true) || comm->rank > 0) return;
+    bool alone = !for_job && comm->size == 1; // it sums nothing
+    if (alone || comm->rank > 0 || atomic_exchange(&said[for_job], true)) return;
     iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", engine->algorithm);
-    if (!for_job && comm->size > 1 && engine->algorithm[0] == '0')
+    if (!for_job && engine->algorithm[0] == '0')
         iso__log(ISO_LOG_WARN,
                  "Open MPI's own algorithm sums, because only %d processes of the job share this "
                  "communicator; mpirun --mca coll_libnbc_iallreduce_algorithm 3 sets a faster one",
