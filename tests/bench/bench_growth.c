@@ -251,8 +251,8 @@ static void read_epoch(growth_run *r) {
 
 static bool is_what(const growth_run *r, const char *name) { return strcmp(r->o->what, name) == 0; }
 
-static void skip_kernel(const char *operation, double flops, double bytes) {
-    (void)operation, (void)flops, (void)bytes;
+static void skip_kernel(const char *operation, double flops, double bytes, double share) {
+    (void)operation, (void)flops, (void)bytes, (void)share;
 }
 
 static double cpu_us(void) {
