@@ -10,8 +10,7 @@
 #include "comm/comm_state.h"
 #include "comm/request.h"
 
-enum { PIECES_UNDER_WAY = 8 };
-#define PIECE_BYTES ((size_t)ISO_MESSAGE_WINDOW / PIECES_UNDER_WAY)
+#define PIECE_BYTES ((size_t)ISO_PIECE_BYTES)
 
 static bool same_stream(const iso_request *a, const iso_request *b) {
     return a->root == b->root && a->tag == b->tag && !a->send == !b->send;
@@ -47,9 +46,9 @@ iso_status iso__message_post(iso_request *request) {
     iso__engine *engine = request->engine;
     ISO_CHECK(!request->comm->talks_failed, ISO_ERR_MPI,
               "\"%s\" was not sent, because an earlier message failed", request->name);
-    ISO_TRY(iso__engine_reserve(engine, PIECES_UNDER_WAY));
+    ISO_TRY(iso__engine_reserve(engine, ISO_PIECES_UNDER_WAY));
     bool waits = first_of_stream(request) != NULL;
-    for (int i = 0; !waits && request->left > 0 && i < PIECES_UNDER_WAY; i++) {
+    for (int i = 0; !waits && request->left > 0 && i < ISO_PIECES_UNDER_WAY; i++) {
         int rc = post_piece(request, engine->in_flight);
         request->comm->talks_failed = rc != MPI_SUCCESS;
         if (rc != MPI_SUCCESS && request->under_way > 0) {

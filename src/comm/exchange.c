@@ -65,15 +65,18 @@ static int post_bcast(iso_request *request, int count, MPI_Comm mpi, MPI_Request
     return MPI_Ibcast(request->next, count * (int)UNIT, MPI_BYTE, request->root, mpi, out);
 }
 
-// A piece of a message to or from rank request->root. The first pieces of a long message are sent
-// in synchronous mode: they complete, and others follow, once the receiver takes them. So not more
-// than these wait in the memory of a receiver that is late.
+// A piece of a message to or from rank request->root. Every other piece of a long message is sent
+// in synchronous mode: it completes, and others follow, once the receiver takes it. So at most 15
+// pieces (900 KiB) wait in the memory of a receiver that is late. And a rank that sends and
+// receives never has much more than this in its connection, where what confirms the other rank's
+// pieces has to wait behind it.
 static int post_message(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     int bytes = count * (int)UNIT, with = request->root, tag = request->tag;
-    size_t posted = request->bytes - request->left * request->unit;
-    bool first = posted < ISO_MESSAGE_WINDOW && request->bytes > ISO_MESSAGE_WINDOW;
+    size_t posted = (request->bytes - request->left * request->unit) / ISO_PIECE_BYTES;
+    bool is_long = request->bytes > (size_t)2 * ISO_PIECES_UNDER_WAY * ISO_PIECE_BYTES;
     if (!request->send) return MPI_Irecv(request->next, bytes, MPI_BYTE, with, tag, mpi, out);
-    return (first ? MPI_Issend : MPI_Isend)(request->send, bytes, MPI_BYTE, with, tag, mpi, out);
+    return (is_long && posted % 2 == 0 ? MPI_Issend : MPI_Isend)(request->send, bytes, MPI_BYTE,
+                                                                 with, tag, mpi, out);
 }
 
 static int post_largest(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {

@@ -56,8 +56,8 @@ struct iso_request {
                                 // the free list
 };
 
-// Bytes of a message between two ranks that are under way at once.
-enum { ISO_MESSAGE_WINDOW = 8 * 60 * 1024 };
+// Of messages between two ranks: bytes of a piece, and pieces that are under way at once.
+enum { ISO_PIECE_BYTES = 60 * 1024, ISO_PIECES_UNDER_WAY = 8 };
 
 // ---- engine.c ----
 // All with the lock held. reserve makes room for `more` further requests, and for those of MPI, so
