@@ -311,8 +311,7 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
     }
     ISO_TRY_GOTO(iso_comm_agree(comm, status));
     ISO_TRY_GOTO(iso__comm_meet(comm, "the barrier before MPI_Comm_create_group"));
-    ISO_TRY_GOTO(iso__comm_make(
-        comm, &(iso__comm_recipe){ISO_MAKE_COPY, .from = comm->mpi, .like = comm->mpi}, &c->mpi));
+    ISO_TRY_GOTO(iso__comm_copy(comm, comm->mpi, &c->mpi));
     open_stream(c);
     c->stream.record = iso__recorder_stream(comm->group, comm->rank, comm->size, "channel");
     c->stream.recorded = true;

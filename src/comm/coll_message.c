@@ -10,8 +10,6 @@
 #include "comm/comm_state.h"
 #include "comm/request.h"
 
-#define PIECE_BYTES ((size_t)ISO_PIECE_BYTES)
-
 static bool same_stream(const iso_request *a, const iso_request *b) {
     return a->root == b->root && a->tag == b->tag && !a->send == !b->send;
 }
@@ -39,7 +37,7 @@ static void unlist_talk(iso_request *request) {
 }
 
 static int post_piece(iso_request *request, int slot) {
-    return iso__request_post_part(request, PIECE_BYTES / request->unit, request->mpi, slot);
+    return iso__request_post_part(request, ISO_PIECE_BYTES / request->unit, request->mpi, slot);
 }
 
 iso_status iso__message_post(iso_request *request) {

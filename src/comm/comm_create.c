@@ -158,9 +158,7 @@ static iso_status duplicate_comm(iso_comm *comm, MPI_Comm mpi_comm, iso__make ho
 
 static iso_status duplicate_for_bulk(iso_comm *comm) {
     ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_create_group"));
-    iso__comm_recipe recipe = {ISO_MAKE_COPY, .from = comm->mpi, .like = comm->mpi};
-    ISO_TRY(iso__comm_make(comm, &recipe, &comm->bulk));
-    return ISO_OK;
+    return iso__comm_copy(comm, comm->mpi, &comm->bulk);
 }
 
 // Ranks whose MPI sums by different algorithms would wait for each other in the first reduction.

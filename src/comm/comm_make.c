@@ -159,6 +159,11 @@ iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Co
     return ISO_OK;
 }
 
+iso_status iso__comm_copy(iso_comm *comm, MPI_Comm from, MPI_Comm *out) {
+    iso__comm_recipe recipe = {ISO_MAKE_COPY, .from = from, .like = from};
+    return iso__comm_make(comm, &recipe, out);
+}
+
 iso_status iso__comm_list_group(iso_comm *comm, const int *members, int count, MPI_Group *out) {
     MPI_Group all;
     ISO_TRY_MPI(MPI_Comm_group(comm->mpi, &all));

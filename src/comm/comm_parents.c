@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Communicators that the program has created and not yet destroyed. One that has the ranks of a new
-// one gives birth to it: see iso__comm_find_parent.
+// Communicators that the program has created and not yet destroyed. A new one is made of one of
+// them that has all of its ranks: see iso__comm_find_parent.
 #include "comm/comm_state.h"
 
 #include <pthread.h>
@@ -55,10 +55,7 @@ static iso_comm *find_oldest(MPI_Group group, int count, int *all, int *seen) {
 iso_comm *iso__comm_find_parent(MPI_Comm mpi, int size) {
     void *memory = NULL;
     MPI_Group group;
-    pthread_mutex_lock(&lock);
-    bool none = !oldest;
-    pthread_mutex_unlock(&lock);
-    if (none || MPI_Comm_group(mpi, &group) != MPI_SUCCESS) return NULL;
+    if (MPI_Comm_group(mpi, &group) != MPI_SUCCESS) return NULL;
     iso_comm *found = NULL;
     if (iso__alloc(2 * (size_t)size * sizeof(int), &memory) == ISO_OK)
         found = find_oldest(group, size, memory, (int *)memory + size);

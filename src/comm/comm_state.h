@@ -28,8 +28,8 @@ struct iso_comm {
     bool talks_failed;                     // a piece could not be posted
     int rank, size;
     uint64_t group;    // a hash of the ranks in the job, not 0
-    int64_t number;    // of those that the program has created: unlike others of the job, not 0
-    iso_comm *younger; // the next of them
+    int64_t number;    // the same on its ranks; unlike those of others in the job, not 0
+    iso_comm *younger; // in the list of comm_parents.c
     double timeout_s;
     // A blocking collective has timed out, or MPI reported an error in it. MPI may still execute
     // it, so nothing of the communicator may be freed.
@@ -127,6 +127,8 @@ typedef struct iso__comm_recipe {
 // Collective over the members. With MPI_THREAD_MULTIPLE, waits until comm's time-out at most; after
 // a time-out MPI still uses the communicator and the group of the recipe.
 iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out);
+// The same: a copy of `from` with its ranks.
+iso_status iso__comm_copy(iso_comm *comm, MPI_Comm from, MPI_Comm *out);
 // Local: a group of these ranks of comm. Collective over its members, as above: a communicator of
 // them, by MPI_Comm_create_group; frees the group. So ranks can agree that all have one in between.
 iso_status iso__comm_list_group(iso_comm *comm, const int *members, int count, MPI_Group *out);

@@ -194,8 +194,7 @@ iso_status iso__debug_open(iso_comm *comm) {
         if (!d->came[r]) ISO_TRY(iso__comm_await_message(comm, MPI_SUCCESS, &d->request[r], what));
     if (comm->rank != 0) ISO_TRY(iso__comm_await_message(comm, MPI_SUCCESS, &d->sent, what));
     d->is_posted = false;
-    return iso__comm_make(
-        comm, &(iso__comm_recipe){ISO_MAKE_COPY, .from = comm->mpi, .like = comm->mpi}, &d->mpi);
+    return iso__comm_copy(comm, comm->mpi, &d->mpi);
 }
 
 // Gives up the operations of iso__debug_arrive: ranks with another value of ISO_DEBUG send no

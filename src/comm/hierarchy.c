@@ -63,9 +63,8 @@ static iso_status make_record(iso_comm *world, const iso__channel_nodes *nodes,
 
 static iso_status copy_across(iso__hierarchy *h, const iso__channel_nodes *nodes) {
     if (!nodes->across) return ISO_OK;
-    iso__comm_recipe recipe = {ISO_MAKE_COPY, .from = nodes->across->mpi,
-                               .like = nodes->across->mpi};
-    return iso__comm_make(nodes->across, &recipe, &h->across); // which its ranks alone count
+    return iso__comm_copy(nodes->across, nodes->across->mpi,
+                          &h->across); // which its ranks alone count
 }
 
 iso_status iso__hierarchy_create(iso_comm *world, const iso__channel_nodes *nodes,

@@ -153,8 +153,7 @@ static iso_status connect_hosts(iso_comm *comm, iso__watch *w) {
     w->message_bytes = 2 * sizeof(uint64_t) + (size_t)w->board_ranks * sizeof(iso__fact);
     ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(w->message_bytes, (void **)&w->inbox)));
     ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_create_group"));
-    return iso__comm_make(
-        comm, &(iso__comm_recipe){ISO_MAKE_COPY, .from = comm->mpi, .like = comm->mpi}, &w->mpi);
+    return iso__comm_copy(comm, comm->mpi, &w->mpi);
 }
 
 static iso_status fill_watch(iso_comm *comm, iso__watch *w) {

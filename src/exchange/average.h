@@ -208,8 +208,7 @@ iso_status iso__average_measure(iso__average *average, int repeats, double *ms);
 // Fills item[] and returns the number of arrays (at most ISO__AVERAGE_ARRAYS).
 enum { ISO__AVERAGE_ARRAYS = 3 };
 typedef struct iso__average_array {
-    const char *
-        name; // "reference", "residual", "share_residual"; "copies", "pair_copies" or "ring_copies"
+    const char *name; // "reference", "residual", "share_residual"; or of copies, by kind of peers
     float *data;
     size_t count;
 } iso__average_array;

@@ -81,7 +81,8 @@ if [ "${1:-}" = --head ]; then # directory, hosts
         "--sync daso --wire bf16 --period 4 --wait 2" "--sync daso --wire f16 --period 4 --wait 2" \
         "--sync daso --wire int8 --period 4 --wait 2" "--sync localsgd --wire int8 --period 4" \
         "--sync localsgd --wire int4 --period 4" "--sync localsgd --wire topk --period 4" \
-        "--sync streaming-diloco --period 4" "--sync diloco --wire bf16 --period 4"; do
+        "--sync streaming-diloco --period 4" "--sync diloco --wire bf16 --period 4" \
+        "--sync gossip" "--sync gossip --peers ring --wire int8" "--sync server --push sync --period 4"; do
         case_of "$2" "$3" "$3" "$options"
     done
     if [ "$3" = 2 ]; then # more than one rank on a host
@@ -114,7 +115,7 @@ for part in train t10k; do
     images 1024 28 >"$work/data/$part-images-idx3-ubyte"
     labels 1024 >"$work/data/$part-labels-idx1-ubyte"
 done
-echo "1..62"
+echo "1..71"
 for hosts in 2 3 4; do
     sh "$here/with_cluster.sh" -n $hosts -r none -t 450 -- sh "$0" --head "$work" $hosts
 done
