@@ -70,7 +70,7 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                             "value for Open MPI's coll_libnbc_iallreduce_algorithm, unless you set "
                             "that yourself: 0 automatic, "
                             "1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling, 5 "
-                            "Rabenseifner, but pairwise exchange of gradients between up to 64 "
+                            "Rabenseifner, but pairwise exchange of gradients between up to 128 "
                             "hosts whose number is no power of two",
                             .high = 5, .whole = true, .alike = true},
     [ISO_ENV_CPU_KERNELS] = {"ISO_CPU_KERNELS", "best available",
