@@ -25,7 +25,7 @@ iso_status iso__hyper_check(const iso__rule *rule, const iso_hyper *hyper) {
 
 iso_status iso__hyper_check_state(const iso__base_optimizer *self, const iso_hyper *hyper) {
     const iso__rule *rule = iso__rule_of(self);
-    for (int k = 0; rule->has_state && k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++)
+    for (int k = 0; rule->has_state && k < ISO_STATE_MASTER && rule->state_name[k]; k++)
         ISO_CHECK(rule->has_state(k, hyper) == (self->state[k] != NULL), ISO_ERR_ARG,
                   "%s: amsgrad is %s, unlike at the creation of the optimizer: give all groups the "
                   "same, and do not change it",
@@ -36,13 +36,14 @@ iso_status iso__hyper_check_state(const iso__base_optimizer *self, const iso_hyp
 iso_status iso__slot_tensor(const iso__base_optimizer *self, const iso__slot *slot, int kind,
                             iso_tensor **out) {
     const iso_tensor *value = slot->parameter->value;
-    return iso_tensor_borrow(value->device, value->dtype, value->ndim, value->shape,
+    return iso_tensor_borrow(value->device, iso__state_type(slot), value->ndim, value->shape,
                              iso__slot_state(self, slot, kind), out);
 }
 
 // Elements of a parameter, and the update of which they are a piece.
 typedef struct piece_update {
     iso__piece piece;
+    void *rounded;    // the elements of a parameter that has master weights; else NULL
     int64_t elements; // of the parameter that are updated here
     bool begins;      // the first piece of the update
 } piece_update;
@@ -51,8 +52,9 @@ static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, in
                              piece_update *out) {
     const iso__slot *slot = &self->slot[i];
     const iso_tensor *tensor = slot->parameter->value;
-    size_t skipped = (size_t)first * iso_dtype_size(tensor->dtype);
-    size_t state_offset = (size_t)slot->offset + skipped;
+    char *value = (char *)tensor->data + (size_t)first * iso_dtype_size(tensor->dtype);
+    size_t state_offset =
+        (size_t)slot->offset + (size_t)first * iso_dtype_size(iso__state_type(slot));
     out->elements = tensor->count;
     if (self->shards) {
         ISO_TRY(iso__dp_state_find(self, i, first, count, &out->elements, &state_offset));
@@ -61,12 +63,51 @@ static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, in
     // A whole one after a piece: the update that had begun was given up.
     out->begins = slot->left == 0 || count == out->elements;
     out->piece = (iso__piece){.tensor = tensor,
-                              .value = (char *)tensor->data + skipped,
+                              .value = value,
                               .count = count,
                               .state_offset = state_offset,
                               .step = slot->step,
                               .product = slot->product};
+    out->rounded = iso__has_master(tensor->dtype) ? value : NULL;
+    if (!out->rounded) return ISO_OK;
+    out->piece.tensor = self->state[ISO_STATE_MASTER];
+    out->piece.value = iso__piece_state(self, &out->piece, ISO_STATE_MASTER);
     return ISO_OK;
+}
+
+// Some elements at a time, so that caches hold what an update and the rounding use.
+static iso_status apply_rounded(const iso__base_optimizer *self, int i, const piece_update *u,
+                                const float *gradient, double scale, const iso_hyper *hyper) {
+    enum { BLOCK = 8192 };
+    const iso__rule *rule = iso__rule_of(self);
+    iso_dtype type = self->slot[i].parameter->value->dtype;
+    iso__piece block = u->piece;
+    char *rounded = u->rounded;
+    for (int64_t left = u->piece.count; left > 0; left -= block.count) {
+        block.count = left < BLOCK || rule->whole ? left : BLOCK;
+        iso__master_take(type, block.count, rounded, block.value);
+        ISO_TRY(rule->apply(self, &block, gradient, scale, hyper));
+        iso__master_round(type, block.count, block.value, rounded);
+        block.value = (float *)block.value + block.count;
+        block.state_offset += (size_t)block.count * sizeof(float);
+        gradient += block.count;
+        rounded += (size_t)block.count * iso_dtype_size(type);
+    }
+    return ISO_OK;
+}
+
+static iso_status apply_piece(const iso__base_optimizer *self, int i, const piece_update *u,
+                              const void *gradient, double scale, const iso_hyper *hyper) {
+    if (u->rounded) return apply_rounded(self, i, u, gradient, scale, hyper);
+    return iso__rule_of(self)->apply(self, &u->piece, gradient, scale, hyper);
+}
+
+static iso_status measure_piece(const iso__base_optimizer *self, int i, const piece_update *u,
+                                const void *gradient, double scale, const iso_hyper *hyper,
+                                double *square) {
+    iso_dtype type = self->slot[i].parameter->value->dtype;
+    if (u->rounded) iso__master_take(type, u->piece.count, u->rounded, u->piece.value);
+    return iso__rule_of(self)->measure(self, &u->piece, gradient, scale, hyper, square);
 }
 
 // square NULL: the whole update, otherwise its first half.
@@ -78,8 +119,8 @@ static iso_status run_piece(iso__base_optimizer *self, int i, piece_update *u, c
     if (u->begins && rule->factor) u->piece.product *= rule->factor(hyper, u->piece.step);
     if (hyper->maximize) scale = -scale;
     int64_t start = iso__span_begin(ISO_LANE_UPDATE, slot->name);
-    iso_status status = square ? rule->measure(self, &u->piece, gradient, scale, hyper, square)
-                               : rule->apply(self, &u->piece, gradient, scale, hyper);
+    iso_status status = square ? measure_piece(self, i, u, gradient, scale, hyper, square)
+                               : apply_piece(self, i, u, gradient, scale, hyper);
     iso__span_end(ISO_LANE_UPDATE, slot->name, start);
     ISO_TRY(status);
     slot->step = u->piece.step;
@@ -107,7 +148,10 @@ iso_status iso__finish_piece(iso__base_optimizer *self, int i, int64_t first, in
                              const double square[2], const iso_hyper *hyper) {
     piece_update u;
     ISO_TRY(find_piece(self, i, first, count, &u));
-    return iso__rule_of(self)->finish(self, &u.piece, square, hyper);
+    ISO_TRY(iso__rule_of(self)->finish(self, &u.piece, square, hyper));
+    iso_dtype type = self->slot[i].parameter->value->dtype;
+    if (u.rounded) iso__master_round(type, count, u.piece.value, u.rounded);
+    return ISO_OK;
 }
 
 iso_status iso__base_update(iso_optimizer *optimizer, int i, const void *gradient, double scale,

@@ -37,11 +37,6 @@ static iso_status complete_array(void *user, iso_parameter *parameter) {
 static iso_status add_array(array_module *self, iso_reducer *reducer, int k) {
     int i = iso__reducer_shared(reducer, k);
     const iso_reducer_param p = iso__reducer_param(reducer, i);
-    ISO_CHECK(
-        p.dtype == ISO_F32 || p.dtype == ISO_F64, ISO_ERR_UNSUPPORTED,
-        "parameter \"%s\" is %s: the library's optimizers update f32 and f64; update it with a "
-        "function of your own (iso_reducer_set_update)",
-        p.name, iso_dtype_name(p.dtype));
     int64_t columns = (int64_t)(p.row > 0 ? p.row : p.count);
     int64_t shape[2] = {(int64_t)p.count / columns, columns};
     int ndim = p.row > 0 ? 2 : 1;
@@ -50,8 +45,8 @@ static iso_status add_array(array_module *self, iso_reducer *reducer, int k) {
     iso_device *device = self->base.device;
     self->place[k] = (place){reducer, i};
     ISO_TRY(iso_tensor_borrow(device, p.dtype, ndim, shape + 2 - ndim, p.value, &value));
-    iso_status status =
-        iso_tensor_borrow(device, p.dtype, ndim, shape + 2 - ndim, p.gradient, &grad);
+    iso_status status = iso_tensor_borrow(device, iso__reducer_grad_type(reducer, i), ndim,
+                                          shape + 2 - ndim, p.gradient, &grad);
     if (status < 0) iso_tensor_destroy(&value);
     ISO_TRY(status);
     ISO_TRY(iso__module_add_tensors_take(&self->base, p.name, value, grad, &made));

@@ -19,17 +19,16 @@ struct iso__dp_state {
     int *place;           // [slots]: the reducer's parameter
     int *start;           // [slots + 1]: slot i has range[start[i]] to range[start[i + 1] - 1]
     range *range;
-    iso_tensor **whole; // [kinds * slots], between gathering and the next update; or NULL
+    iso_tensor *
+        *whole; // [ISO_OPTIMIZER_STATES * slots], between gathering and the next update; or NULL
 };
 
-static int kinds_of(const iso__base_optimizer *self) {
-    int kinds = 0;
-    while (kinds < ISO_OPTIMIZER_STATES && self->state[kinds]) kinds++;
-    return kinds;
+static bool has_state(const iso__base_optimizer *self, int i, int kind) {
+    return iso__slot_has(self, &self->slot[i], kind);
 }
 
 static size_t size_of(const iso__base_optimizer *self, int i) {
-    return iso_dtype_size(self->slot[i].parameter->value->dtype);
+    return iso_dtype_size(iso__state_type(&self->slot[i]));
 }
 
 static int count_pieces(const iso__base_optimizer *self, iso_reducer *reducer, const int *place) {
@@ -108,7 +107,8 @@ static iso_status keep_shard(iso__base_optimizer *self, int kind, size_t bytes) 
     int64_t words = (int64_t)(bytes > 0 ? bytes / sizeof(float) : 1);
     ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &words, &arena));
     for (int i = 0; i < self->count; i++)
-        copy_ranges(self, i, arena->data, iso__slot_state(self, &self->slot[i], kind), true);
+        if (has_state(self, i, kind))
+            copy_ranges(self, i, arena->data, iso__slot_state(self, &self->slot[i], kind), true);
     iso_tensor_destroy(&self->state[kind]);
     self->state[kind] = arena;
     return ISO_OK;
@@ -118,16 +118,17 @@ static iso_status make_whole(iso__base_optimizer *self, int i, int kind) {
     const iso_tensor *value = self->slot[i].parameter->value;
     iso__dp_state *shards = self->shards;
     iso_tensor **out = &shards->whole[kind * self->count + i];
-    ISO_TRY(iso_tensor_create(value->device, value->dtype, value->ndim, value->shape, out));
+    iso_dtype type = iso__state_type(&self->slot[i]);
+    if (!has_state(self, i, kind)) return ISO_OK;
+    ISO_TRY(iso_tensor_create(value->device, type, value->ndim, value->shape, out));
     copy_ranges(self, i, self->state[kind]->data, (*out)->data, false);
     return ISO_OK;
 }
 
 static iso_status make_all_whole(iso__base_optimizer *self) {
-    int kinds = kinds_of(self);
-    size_t count = (size_t)kinds * (size_t)self->count;
+    size_t count = (size_t)ISO_OPTIMIZER_STATES * (size_t)self->count;
     ISO_TRY(iso__alloc_zero(count * sizeof(iso_tensor *), (void **)&self->shards->whole));
-    for (int k = 0; k < kinds; k++)
+    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
         for (int i = 0; i < self->count; i++) ISO_TRY(make_whole(self, i, k));
     return ISO_OK;
 }
@@ -165,10 +166,11 @@ iso_status iso__dp_state_gather(iso__base_optimizer *self) {
     iso_comm *comm = iso__reducer_comm(shards->reducer);
     iso__dp_state_forget(self);
     ISO_TRY(iso_comm_agree(comm, make_all_whole(self)));
-    for (int k = 0; k < kinds_of(self); k++)
+    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
         for (int i = 0; i < self->count; i++)
-            ISO_TRY(iso__reducer_gather(shards->reducer, shards->place[i],
-                                        iso__dp_state_tensor(self, i, k)->data));
+            if (has_state(self, i, k))
+                ISO_TRY(iso__reducer_gather(shards->reducer, shards->place[i],
+                                            iso__dp_state_tensor(self, i, k)->data));
     return agree_on_steps(self, comm);
 }
 
@@ -178,17 +180,19 @@ iso_tensor *iso__dp_state_tensor(const iso__base_optimizer *self, int i, int kin
 
 iso_status iso__dp_state_take(iso__base_optimizer *self) {
     if (!self->shards->whole) return ISO_OK;
-    for (int k = 0; k < kinds_of(self); k++)
+    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
         for (int i = 0; i < self->count; i++)
-            copy_ranges(self, i, self->state[k]->data, iso__dp_state_tensor(self, i, k)->data,
-                        true);
+            if (has_state(self, i, k))
+                copy_ranges(self, i, self->state[k]->data, iso__dp_state_tensor(self, i, k)->data,
+                            true);
     return ISO_OK;
 }
 
 void iso__dp_state_forget(iso__base_optimizer *self) {
     iso__dp_state *shards = self->shards;
     if (!shards->whole) return;
-    for (int n = 0; n < kinds_of(self) * self->count; n++) iso_tensor_destroy(&shards->whole[n]);
+    for (int n = 0; n < ISO_OPTIMIZER_STATES * self->count; n++)
+        iso_tensor_destroy(&shards->whole[n]);
     iso__free(shards->whole);
     shards->whole = NULL;
 }
@@ -196,7 +200,8 @@ void iso__dp_state_forget(iso__base_optimizer *self) {
 // ---- Life -------------------------------------------------------------------------------------------
 
 static void log_memory(const iso__base_optimizer *self, size_t before, size_t now) {
-    int kinds = kinds_of(self);
+    int kinds = 0;
+    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++) kinds += self->state[k] != NULL;
     if (iso_comm_rank(iso__reducer_comm(self->shards->reducer)) != 0) return;
     iso__log(ISO_LOG_INFO, "ZeRO: %.3f of %.3f MB of the state of %s are on this rank",
              (double)(now * (size_t)kinds) * 1e-6, (double)(before * (size_t)kinds) * 1e-6,
@@ -213,7 +218,8 @@ static iso_status make_shards(iso__base_optimizer *self, const int *place) {
     ISO_TRY(iso__alloc_zero(most * sizeof(range), (void **)&shards->range));
     size_t bytes = list_ranges(self);
     size_t before = self->state[0] ? iso__tensor_bytes(self->state[0]) : 0;
-    for (int k = 0; k < kinds_of(self); k++) ISO_TRY(keep_shard(self, k, bytes));
+    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
+        if (self->state[k]) ISO_TRY(keep_shard(self, k, bytes));
     log_memory(self, before, bytes);
     return ISO_OK;
 }

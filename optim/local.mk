@@ -13,6 +13,7 @@ libiso_core_la_SOURCES += \
     optim/lamb.c \
     optim/lr_plateau.c \
     optim/lr_schedule.c \
+    optim/master.c \
     optim/nadam.c \
     optim/optim_impl.h \
     optim/optimizer.c \

@@ -7,10 +7,12 @@
 
 #include <isotherm/optim.h>
 
-#define ISO_OPTIMIZER_STATES 3
+#define ISO_OPTIMIZER_STATES 4
+// The kind of state with the f32 values of bf16 and f16 parameters (master weights). Updates change
+// these, and round them to the parameter.
+#define ISO_STATE_MASTER 3
 
-// A parameter that is updated. Its state of each kind has its element type and begins at `offset`
-// in that kind's arena.
+// A parameter that is updated. Its state of each kind begins at `offset` in that kind's arena.
 typedef struct iso__slot {
     iso_parameter *parameter;
     const char *name; // full name, owned by the list
@@ -23,8 +25,8 @@ typedef struct iso__slot {
 
 // Rows of a parameter that are updated together, often all of them.
 typedef struct iso__piece {
-    const iso_tensor *tensor; // the whole parameter
-    void *value;
+    const iso_tensor *tensor; // of the device and the type of value
+    void *value;              // the parameter, or its master weights
     int64_t count;
     size_t state_offset; // bytes, in each kind's arena
     int64_t step;        // the number of this update of the parameter, from 1
@@ -59,7 +61,7 @@ typedef struct iso__base_optimizer {
 typedef struct iso__rule {
     iso_optimizer_ops ops;
     iso_hyper defaults;
-    const char *state_name[ISO_OPTIMIZER_STATES]; // PyTorch's; NULL: no further state
+    const char *state_name[ISO_STATE_MASTER]; // PyTorch's; NULL: no further state
     unsigned squares; // bit k: state k is a mean or sum of squares, and never negative
     // Whether an optimizer created with these hyperparameters has state `kind`. NULL: it has all of
     // them.
@@ -122,13 +124,30 @@ iso_status iso__base_loaded(iso_optimizer *self);
         .loaded = iso__base_loaded                                                                 \
     }
 
+// Whether a parameter of this type has master weights.
+static inline bool iso__has_master(iso_dtype type) { return type == ISO_BF16 || type == ISO_F16; }
+// The type of a parameter's state.
+static inline iso_dtype iso__state_type(const iso__slot *slot) {
+    iso_dtype type = slot->parameter->value->dtype;
+    return iso__has_master(type) ? ISO_F32 : type;
+}
+// Whether there is state `kind` of slot.
+static inline bool iso__slot_has(const iso__base_optimizer *self, const iso__slot *slot, int kind) {
+    bool needed = kind != ISO_STATE_MASTER || iso__has_master(slot->parameter->value->dtype);
+    return self->state[kind] && needed;
+}
+// Its name in a state dict.
+static inline const char *iso__state_name(const iso__base_optimizer *self, int kind) {
+    return kind == ISO_STATE_MASTER ? "master_param" : iso__rule_of(self)->state_name[kind];
+}
+
 // The memory of state `kind` for slot.
 static inline void *iso__slot_state(const iso__base_optimizer *self, const iso__slot *slot,
                                     int kind) {
     return (char *)self->state[kind]->data + slot->offset;
 }
 
-// The same as a tensor of the parameter's shape, over the optimizer's memory.
+// The same as a tensor of the parameter's shape and the state's type, over the optimizer's memory.
 iso_status iso__slot_tensor(const iso__base_optimizer *self, const iso__slot *slot, int kind,
                             iso_tensor **out);
 
@@ -137,10 +156,18 @@ static inline void *iso__piece_state(const iso__base_optimizer *self, const iso_
     return (char *)self->state[kind]->data + piece->state_offset;
 }
 
+// Master weights (master.c). Local; they allocate nothing. `value` has 16-bit elements of `type`.
+//
+// Where a value is not the rounded master weight, the program has changed it since: the master
+// weight becomes that value.
+void iso__master_take(iso_dtype type, int64_t count, const void *value, float *master);
+void iso__master_round(iso_dtype type, int64_t count, const float *master, void *value);
+
 // Updates `count` elements of parameter i from element `first` on; gradient points to their
-// gradient. Rules that are `whole` take whole parameters only. The pieces of an update may come in
-// any order, but all of them before those of the next update. All pieces of an update count as one
-// update. A piece that failed may be tried again.
+// gradient, which is f32 if the parameter has master weights. Rules that are `whole` take whole
+// parameters only. The pieces of an update may come in any order, but all of them before those of
+// the next update. All pieces of an update count as one update. A piece that failed may be tried
+// again.
 iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
                              const void *gradient, double scale, const iso_hyper *hyper);
 

@@ -43,10 +43,26 @@ static int64_t fill_slots(iso__base_optimizer *self) {
         self->slot[self->count++] =
             (iso__slot){.parameter = p, .name = self->list.name[i], .offset = offset, .product = 1};
         p->optimizers++;
-        int64_t bytes = p->value->count * (int64_t)iso_dtype_size(p->value->dtype);
+        iso_dtype type = iso__state_type(&self->slot[self->count - 1]);
+        int64_t bytes = p->value->count * (int64_t)iso_dtype_size(type);
         offset += (bytes + 63) / 64 * 64;
     }
     return offset;
+}
+
+// Parameters of other types leave their part of it untouched, so that it takes no memory.
+static iso_status make_masters(iso__base_optimizer *self, int64_t words) {
+    for (int i = 0; i < self->count; i++) {
+        const iso__slot *slot = &self->slot[i];
+        const iso_tensor *value = slot->parameter->value;
+        iso_tensor **arena = &self->state[ISO_STATE_MASTER];
+        if (!iso__has_master(value->dtype)) continue;
+        if (!*arena) ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &words, arena));
+        float *master = iso__slot_state(self, slot, ISO_STATE_MASTER);
+        memset(master, 0, (size_t)value->count * sizeof(float));
+        iso__master_take(value->dtype, value->count, value->data, master);
+    }
+    return ISO_OK;
 }
 
 static iso_status make_state(iso__base_optimizer *self, const iso__rule *rule) {
@@ -58,11 +74,12 @@ static iso_status make_state(iso__base_optimizer *self, const iso__rule *rule) {
     ISO_CHECK(self->count > 0, ISO_ERR_ARG,
               "the %s optimizer was given a module in which nothing requires a gradient",
               rule->ops.name);
-    for (int i = 0; i < ISO_OPTIMIZER_STATES && rule->state_name[i]; i++) {
+    for (int i = 0; i < ISO_STATE_MASTER && rule->state_name[i]; i++) {
         if (rule->has_state && !rule->has_state(i, &self->base.hyper)) continue;
         ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &words, &self->state[i]));
         ISO_TRY(iso_tensor_fill(self->state[i], 0));
     }
+    ISO_TRY(make_masters(self, words));
     for (int i = 0; rule->start && i < self->count; i++)
         ISO_TRY(rule->start(self, &self->slot[i], &self->base.hyper));
     return ISO_OK;

@@ -71,8 +71,9 @@ static iso_status add_slot(const iso__base_optimizer *self, int i, int kind, iso
     const iso__slot *slot = &self->slot[i];
     iso_tensor *tensor;
     ISO_TRY(slot_tensor(self, i, kind, &tensor));
-    iso_status status = iso__state_add_tensor(state, tensor, "optimizer/%s/state.%s.%s",
-                                              rule->ops.name, slot->name, rule->state_name[kind]);
+    iso_status status =
+        iso__state_add_tensor(state, tensor, "optimizer/%s/state.%s.%s", rule->ops.name, slot->name,
+                              iso__state_name(self, kind));
     iso_tensor_destroy(&tensor);
     return status;
 }
@@ -82,8 +83,9 @@ iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
     const iso__rule *rule = iso__rule_of(self);
     if (self->shards) ISO_TRY(iso__dp_state_gather(self));
     ISO_TRY(add_groups(self, state));
-    for (int k = 0; k < ISO_OPTIMIZER_STATES && self->state[k]; k++)
-        for (int i = 0; i < self->count; i++) ISO_TRY(add_slot(self, i, k, state));
+    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
+        for (int i = 0; i < self->count; i++)
+            if (iso__slot_has(self, &self->slot[i], k)) ISO_TRY(add_slot(self, i, k, state));
     for (int i = 0; rule->factor && i < self->count; i++)
         ISO_TRY(iso__state_add_f64(state, &self->slot[i].product, "optimizer/%s/state.%s.%s",
                                    rule->ops.name, self->slot[i].name, rule->product_name));

@@ -193,8 +193,13 @@ typedef struct iso_optimizer_group {
 // groups 1, 2, ... Their filters see a parameter with `row` above 0 as a matrix [count / row, row],
 // and any other as a vector [count]. hyper NULL: the default. Destroy the optimizer before the
 // reducer. Collective if an exchange is pending, else local. ISO_ERR_STATE if the reducer has an
-// update function, ISO_ERR_UNSUPPORTED for parameters of bf16 or f16. To clip, call
-// iso_reducer_clip_grad_norm (clip.h) before the step.
+// update function. To clip, call iso_reducer_clip_grad_norm (clip.h) before the step.
+//
+// For a bf16 or f16 parameter the optimizer keeps f32 values, the master weights, and its other
+// state in f32. An update changes the master weights, and rounds them to the parameter, to nearest.
+// A parameter's element that the program has written since the last update is taken over: its
+// master weight becomes that value. Master weights are saved with the optimizer's state
+// (state.NAME.master_param of the state dict), and with ZeRO each rank keeps those that it updates.
 iso_status iso_reducer_set_optimizer(iso_reducer *reducer, iso_optimizer_kind kind,
                                      const iso_hyper *hyper, const iso_optimizer_group *groups,
                                      int group_count, iso_optimizer **out);

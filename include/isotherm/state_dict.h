@@ -61,6 +61,7 @@ iso_status iso_module_load_state_dict(iso_module *module, const iso_state_dict *
 // As PyTorch's optimizer.state_dict(), with the names of parameters instead of their numbers:
 //
 //   state.NAME.exp_avg etc.   state tensors, with the shape of the parameter
+//   state.NAME.master_param   f32 values of a bf16 or f16 parameter (iso_reducer_set_optimizer)
 //   state.NAME.step           number of updates of the parameter (i64, 0 dimensions)
 //   param_groups.0.lr etc.    hyperparameters of each group (0 dimensions)
 //   param_groups.0.step       number of steps of the group
@@ -78,7 +79,8 @@ iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *ou
 //
 // Two state tensors are optional, because PyTorch's files lack them if the loaded hyperparameters
 // do not use them: momentum_buffer of SGD and RMSprop without momentum, and grad_avg of RMSprop
-// that is not centered. If one is missing, it becomes zeros and is not listed in keys.
+// that is not centered. If one is missing, it becomes zeros and is not listed in keys. Nor is a
+// missing master_param, which the next update sets from the parameter.
 iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_state_dict *dict,
                                          bool strict, iso_incompatible_keys *keys);
 

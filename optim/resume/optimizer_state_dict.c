@@ -222,28 +222,35 @@ static iso_status coming_hyper(iso__base_optimizer *core, int group, const iso_s
     return ISO_OK;
 }
 
-static iso_status add_zeros(const iso_parameter *parameter, const char *name, iso_state_dict *to) {
-    const iso_tensor *value = parameter->value;
+static iso_status add_zeros(const iso__slot *slot, const char *name, iso_state_dict *to) {
+    const iso_tensor *value = slot->parameter->value;
+    iso_dtype type = iso__state_type(slot);
     iso_tensor *zeros;
-    ISO_TRY(iso_tensor_create(value->device, value->dtype, value->ndim, value->shape, &zeros));
+    ISO_TRY(iso_tensor_create(value->device, type, value->ndim, value->shape, &zeros));
     iso_status status = iso_tensor_fill(zeros, 0);
     if (status >= 0) status = iso_state_dict_add(to, name, zeros);
     iso_tensor_destroy(&zeros);
     return status;
 }
 
-// Adds zeros for state that dict lacks and that the hyperparameters it brings do not use.
+// Whether updates with these hyperparameters need what was saved of state `kind`. Master weights
+// that are not those of a parameter are set from it.
+static bool needs_saved(const iso__rule *rule, int kind, const iso_hyper *hyper) {
+    return kind != ISO_STATE_MASTER && (!rule->needs_state || rule->needs_state(kind, hyper));
+}
+
+// Adds zeros for state that dict lacks and that is not needed.
 static iso_status presume_unused(iso__base_optimizer *core, iso_state_dict *dict) {
     const iso__rule *rule = iso__rule_of(core);
     char name[NAME_ROOM];
-    for (int i = 0; rule->needs_state && i < core->count; i++) {
+    for (int i = 0; i < core->count; i++) {
         const iso__slot *slot = &core->slot[i];
         iso_hyper hyper;
         ISO_TRY(coming_hyper(core, slot->group, dict, &hyper));
-        for (int k = 0; k < ISO_OPTIMIZER_STATES && core->state[k]; k++) {
-            snprintf(name, sizeof(name), "state.%s.%s", slot->name, rule->state_name[k]);
-            if (rule->needs_state(k, &hyper) || iso_state_dict_find(dict, name)) continue;
-            ISO_TRY(add_zeros(slot->parameter, name, dict));
+        for (int k = 0; k < ISO_OPTIMIZER_STATES; k++) {
+            if (!iso__slot_has(core, slot, k) || needs_saved(rule, k, &hyper)) continue;
+            snprintf(name, sizeof(name), "state.%s.%s", slot->name, iso__state_name(core, k));
+            if (!iso_state_dict_find(dict, name)) ISO_TRY(add_zeros(slot, name, dict));
         }
     }
     return ISO_OK;

@@ -133,8 +133,8 @@ iso_status iso__reducer_set_halves(iso_reducer *r, int id, const iso__reducer_ha
 // Whether each rank updates its own elements of parameter i.
 bool iso__reducer_is_spread(const iso_reducer *r, int i);
 iso_comm *iso__reducer_comm(const iso_reducer *r); // of all ranks; borrowed
-// Collective. Completes an array with one element for each element of parameter i, of the same
-// type. Each rank provides the elements that it updates (iso_reducer_own). Without ZeRO, does
+// Collective. Completes an array with one element for each element of parameter i, of the type in
+// which its gradient is summed. Each rank provides the elements that it updates (iso_reducer_own). Without ZeRO, does
 // nothing.
 iso_status iso__reducer_gather(iso_reducer *r, int i, void *array);
 
