@@ -10,7 +10,17 @@ SH_LOG_DRIVER = $(TAP_DRIVER)
 SH_LOG_COMPILER = $(SHELL)
 AM_TESTS_ENVIRONMENT = \
     MPICC='$(MPICC)'; MPIRUN='$(MPIRUN)'; MPIRUN_FLAGS='$(MPIRUN_FLAGS)'; \
-    export MPICC MPIRUN MPIRUN_FLAGS;
+    export MPICC MPIRUN MPIRUN_FLAGS; \
+    test ! -e '$(PATIENT_RANKS)' || { LD_PRELOAD='$(PATIENT_RANKS)'; export LD_PRELOAD; };
+
+# Preloaded into tests, so that ranks that wait leave the cores to others: make check PATIENT_RANKS= does without.
+PATIENT_RANKS = $(abs_builddir)/tests/patient_ranks.so
+EXTRA_DIST += tests/patient_ranks.c
+CLEANFILES += tests/patient_ranks.so
+check_DATA = tests/patient_ranks.so
+tests/patient_ranks.so: $(srcdir)/tests/patient_ranks.c
+	$(MKDIR_P) tests
+	$(CC) -O2 -shared -fPIC -o $@ $(srcdir)/tests/patient_ranks.c
 
 # Of test programs that set no _LDADD of their own.
 LDADD = tests/common/libiso_testcommon.la libiso_core.la $(CRITERION_LIBS)
@@ -157,7 +167,7 @@ EXTRA_DIST += $(SCALE_FILES) $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) t
 bench: $(BENCHES)
 
 check-cluster: all
-	$(MAKE) $(AM_MAKEFLAGS) check TESTS='$(CLUSTER_TESTS)' \
+	$(MAKE) $(AM_MAKEFLAGS) check TESTS='$(CLUSTER_TESTS)' PATIENT_RANKS= \
 	    SH_LOG_COMPILER='$(SHELL) $(top_srcdir)/tests/run_cluster.sh'
 
 # The unit tests with the address and undefined-behaviour sanitizers, in a build tree of its own.
@@ -166,7 +176,7 @@ check-sanitize:
 	$(MKDIR_P) sanitize
 	cd sanitize && { test -f Makefile || $(abs_srcdir)/configure CFLAGS='-O1 -g $(SANITIZE)'; }
 	cd sanitize && ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	    $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)'
+	    $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)' PATIENT_RANKS=
 
 # Training on several ranks with the thread sanitizer, in a build tree of its own, and with valgrind. (Criterion's tests
 # do not run under either: they start in processes that share memory at fixed addresses.)

@@ -326,20 +326,12 @@ MPICH_SKIPPED = \
     np3_stall/a_late_rank_is_named_in_a_channel np3_stall/what_a_late_rank_began_last_is_told \
     np3_stall_apart/a_late_rank_is_named_by_messages \
     np4_shm/helpers_complete_without_a_wait
-EXTRA_DIST += tests/mpi/mpich_yield.c
-CLEANFILES += tests/mpi/mpich_yield.so
-# Ranks that share cores let others run while they wait in MPI.
-MPICH_YIELD = tests/mpi/mpich_yield.so
-$(MPICH_YIELD): $(srcdir)/tests/mpi/mpich_yield.c
-	$(MKDIR_P) tests/mpi
-	$(CC) -O2 -shared -fPIC -o $@ $(srcdir)/tests/mpi/mpich_yield.c
 MPICH_TESTS = for t in $(MPI_TESTS); do \
     case "$$t $(MPICH_WITHOUT) " in tests/gpu/* | *" $$t "*) ;; *) echo $$t ;; esac; done
 .PHONY: check-mpich mpich-programs
 check-mpich: mpich-programs
 	tests=$$($(MPICH_TESTS)) && \
 	    ISO_PROGRESS=poll ISO_TEST_ONCE=3 ISO_TEST_WITHOUT="$$(echo $(MPICH_SKIPPED))" \
-	    $(MAKE) $(AM_MAKEFLAGS) check-TESTS TESTS="$$(echo $$tests)" check_PROGRAMS="$$(echo $$tests)" \
-	        MPIRUN_FLAGS='$(MPIRUN_FLAGS) -genv LD_PRELOAD $(abs_builddir)/$(MPICH_YIELD)'
-mpich-programs: $(MPICH_YIELD)
+	    $(MAKE) $(AM_MAKEFLAGS) check-TESTS TESTS="$$(echo $$tests)" check_PROGRAMS="$$(echo $$tests)"
+mpich-programs: $(check_DATA)
 	$(MAKE) $(AM_MAKEFLAGS) $$($(MPICH_TESTS))
