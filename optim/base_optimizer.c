@@ -75,7 +75,8 @@ static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, in
     return ISO_OK;
 }
 
-// Some elements at a time, so that caches hold what an update and the rounding use.
+// Some elements at a time, so that caches hold what an update and the rounding use. The kernels of
+// the host, where such parameters are, do not fail in the middle.
 static iso_status apply_rounded(const iso__base_optimizer *self, int i, const piece_update *u,
                                 const float *gradient, double scale, const iso_hyper *hyper) {
     enum { BLOCK = 8192 };

@@ -188,6 +188,17 @@ iso_status iso__dp_state_take(iso__base_optimizer *self) {
     return ISO_OK;
 }
 
+void iso__dp_state_take_values(const iso__base_optimizer *self, int i) {
+    const iso__dp_state *shards = self->shards;
+    const iso_tensor *value = self->slot[i].parameter->value;
+    char *arena = self->state[ISO_STATE_MASTER]->data;
+    for (int n = shards->start[i]; n < shards->start[i + 1]; n++) {
+        const range *p = &shards->range[n];
+        const char *from = (char *)value->data + (size_t)p->first * iso_dtype_size(value->dtype);
+        iso__master_take(value->dtype, p->count, from, (float *)(void *)(arena + p->offset));
+    }
+}
+
 void iso__dp_state_forget(iso__base_optimizer *self) {
     iso__dp_state *shards = self->shards;
     if (!shards->whole) return;
@@ -199,12 +210,16 @@ void iso__dp_state_forget(iso__base_optimizer *self) {
 
 // ---- Life -------------------------------------------------------------------------------------------
 
-static void log_memory(const iso__base_optimizer *self, size_t before, size_t now) {
-    int kinds = 0;
-    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++) kinds += self->state[k] != NULL;
+static void log_memory(const iso__base_optimizer *self) {
+    double all = 0, here = 0;
     if (iso_comm_rank(iso__reducer_comm(self->shards->reducer)) != 0) return;
-    iso__log(ISO_LOG_INFO, "ZeRO: %.3f of %.3f MB of the state of %s are on this rank",
-             (double)(now * (size_t)kinds) * 1e-6, (double)(before * (size_t)kinds) * 1e-6,
+    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
+        for (int i = 0; i < self->count; i++) {
+            double megabytes = has_state(self, i, k) ? (double)size_of(self, i) * 1e-6 : 0;
+            all += megabytes * (double)self->slot[i].parameter->value->count;
+            here += megabytes * (double)elements_of(self->shards, i);
+        }
+    iso__log(ISO_LOG_INFO, "ZeRO: %.3f of %.3f MB of the state of %s are on this rank", here, all,
              self->base.ops->name);
 }
 
@@ -217,10 +232,9 @@ static iso_status make_shards(iso__base_optimizer *self, const int *place) {
     ISO_TRY(iso__alloc_zero((slots + 1) * sizeof(int), (void **)&shards->start));
     ISO_TRY(iso__alloc_zero(most * sizeof(range), (void **)&shards->range));
     size_t bytes = list_ranges(self);
-    size_t before = self->state[0] ? iso__tensor_bytes(self->state[0]) : 0;
     for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
         if (self->state[k]) ISO_TRY(keep_shard(self, k, bytes));
-    log_memory(self, before, bytes);
+    log_memory(self);
     return ISO_OK;
 }
 

@@ -78,9 +78,24 @@ static iso_status add_slot(const iso__base_optimizer *self, int i, int kind, iso
     return status;
 }
 
+// Takes over what the program has changed.
+static void refresh_masters(iso__base_optimizer *self) {
+    for (int i = 0; i < self->count; i++) {
+        const iso__slot *slot = &self->slot[i];
+        const iso_tensor *value = slot->parameter->value;
+        if (!iso__slot_has(self, slot, ISO_STATE_MASTER)) continue;
+        if (self->shards)
+            iso__dp_state_take_values(self, i);
+        else
+            iso__master_take(value->dtype, value->count, value->data,
+                             iso__slot_state(self, slot, ISO_STATE_MASTER));
+    }
+}
+
 iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
     iso__base_optimizer *self = iso_container_of(optimizer, iso__base_optimizer, base);
     const iso__rule *rule = iso__rule_of(self);
+    refresh_masters(self);
     if (self->shards) ISO_TRY(iso__dp_state_gather(self));
     ISO_TRY(add_groups(self, state));
     for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)

@@ -197,8 +197,8 @@ typedef struct iso_optimizer_group {
 //
 // For a bf16 or f16 parameter the optimizer keeps f32 values, the master weights, and its other
 // state in f32. An update changes the master weights, and rounds them to the parameter, to nearest.
-// A parameter's element that the program has written since the last update is taken over: its
-// master weight becomes that value. Master weights are saved with the optimizer's state
+// An element that the program has changed since the last update is taken over: its master weight
+// becomes the new value. Master weights are saved with the optimizer's state
 // (state.NAME.master_param of the state dict), and with ZeRO each rank keeps those that it updates.
 iso_status iso_reducer_set_optimizer(iso_reducer *reducer, iso_optimizer_kind kind,
                                      const iso_hyper *hyper, const iso_optimizer_group *groups,

@@ -80,7 +80,7 @@ iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *ou
 // Two state tensors are optional, because PyTorch's files lack them if the loaded hyperparameters
 // do not use them: momentum_buffer of SGD and RMSprop without momentum, and grad_avg of RMSprop
 // that is not centered. If one is missing, it becomes zeros and is not listed in keys. Nor is a
-// missing master_param, which the next update sets from the parameter.
+// missing master_param: the optimizer's stays, except for elements that the program has changed.
 iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_state_dict *dict,
                                          bool strict, iso_incompatible_keys *keys);
 

@@ -233,14 +233,10 @@ static iso_status add_zeros(const iso__slot *slot, const char *name, iso_state_d
     return status;
 }
 
-// Whether updates with these hyperparameters need what was saved of state `kind`. Master weights
-// that are not those of a parameter are set from it.
-static bool needs_saved(const iso__rule *rule, int kind, const iso_hyper *hyper) {
-    return kind != ISO_STATE_MASTER && (!rule->needs_state || rule->needs_state(kind, hyper));
-}
-
-// Adds zeros for state that dict lacks and that is not needed.
-static iso_status presume_unused(iso__base_optimizer *core, iso_state_dict *dict) {
+// Adds state that dict lacks: zeros if the hyperparameters it brings do not use that state, and the
+// optimizer's own master weights.
+static iso_status presume_unused(iso__base_optimizer *core, const iso_state_dict *own,
+                                 iso_state_dict *dict) {
     const iso__rule *rule = iso__rule_of(core);
     char name[NAME_ROOM];
     for (int i = 0; i < core->count; i++) {
@@ -248,9 +244,14 @@ static iso_status presume_unused(iso__base_optimizer *core, iso_state_dict *dict
         iso_hyper hyper;
         ISO_TRY(coming_hyper(core, slot->group, dict, &hyper));
         for (int k = 0; k < ISO_OPTIMIZER_STATES; k++) {
-            if (!iso__slot_has(core, slot, k) || needs_saved(rule, k, &hyper)) continue;
+            bool unused = rule->needs_state && !rule->needs_state(k, &hyper);
+            if (!iso__slot_has(core, slot, k)) continue;
             snprintf(name, sizeof(name), "state.%s.%s", slot->name, iso__state_name(core, k));
-            if (!iso_state_dict_find(dict, name)) ISO_TRY(add_zeros(slot, name, dict));
+            if (iso_state_dict_find(dict, name)) continue;
+            if (k == ISO_STATE_MASTER)
+                ISO_TRY(iso_state_dict_add(dict, name, iso_state_dict_find(own, name)));
+            else if (unused)
+                ISO_TRY(add_zeros(slot, name, dict));
         }
     }
     return ISO_OK;
@@ -312,7 +313,7 @@ iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_sta
     ISO_TRY(list_state(optimizer, &core, &state));
     ISO_TRY_GOTO(make_dict(core->module->device, state, &own));
     ISO_TRY_GOTO(accept_steps(core, state, &own, dict, &given));
-    ISO_TRY_GOTO(presume_unused(core, &given));
+    ISO_TRY_GOTO(presume_unused(core, &own, &given));
     ISO_TRY_GOTO(iso__state_dict_match(&own, &given, "optimizer", strict, &found));
     ISO_TRY_GOTO(load_entries(core, state, &own, &given));
     if (keys) {

@@ -134,7 +134,7 @@ iso_status iso__state_dict_copy(const iso_state_dict *own, const iso_state_dict 
     for (int i = 0; i < own->count; i++) {
         iso_tensor *to = own->item[i].tensor;
         iso_tensor *from = iso_state_dict_find(dict, own->item[i].name);
-        if (!from) continue;
+        if (!from || from == to) continue;
         ISO_TRY(from->dtype == to->dtype ? copy_bytes(from, to) : iso_tensor_copy(from, to));
     }
     return ISO_OK;

@@ -251,6 +251,44 @@ Test(np2_half_optimizer, goes_on_from_a_state_dict_without_master_weights) {
     close_model(&wide);
 }
 
+// A dict that lacks master weights leaves them as they are, and is complete for a strict load.
+Test(np2_half_optimizer, a_load_of_other_entries_keeps_master_weights) {
+    const how how = {.kind = ISO_ADAM};
+    open_model(&wide, true, &how);
+    open_model(&narrow, false, &how);
+    iso_assert_ok(train(&wide, &how, 0, STEPS));
+    for (int step = 0; step < STEPS; step++) {
+        iso_state_dict dict = {0}, rate = {0};
+        iso_assert_ok(train(&narrow, &how, step, step + 1));
+        iso_assert_ok(iso_optimizer_state_dict(narrow.optimizer, &dict));
+        iso_assert_ok(iso_state_dict_add(&rate, "param_groups.0.lr",
+                                         iso_state_dict_find(&dict, "param_groups.0.lr")));
+        iso_assert_ok(iso_optimizer_load_state_dict(narrow.optimizer, &rate, false, NULL));
+        iso_state_dict_destroy(&rate);
+        iso_state_dict_destroy(&dict);
+    }
+    iso_assert_all(agree(&narrow, &wide));
+    close_model(&narrow);
+    close_model(&wide);
+}
+
+static void a_dict_has_what_the_program_wrote(int zero) {
+    const how how = {.kind = ISO_SGD, .config = {.zero = zero}};
+    iso_state_dict dict = {0};
+    open_model(&narrow, false, &how);
+    iso_assert_ok(train(&narrow, &how, 0, 1));
+    narrow.half[MATRIX][0] = narrow.half[MATRIX][MOST - 1] = bits_of(MATRIX, 3);
+    iso_assert_ok(iso_optimizer_state_dict(narrow.optimizer, &dict));
+    const float *master = iso_state_dict_find(&dict, "state.matrix.master_param")->data;
+    iso_assert_all(master[0] == 3 && master[MOST - 1] == 3 && master[1] != 3);
+    iso_state_dict_destroy(&dict);
+    close_model(&narrow);
+}
+Test(np3_half_optimizer, a_state_dict_has_what_the_program_wrote) {
+    a_dict_has_what_the_program_wrote(0);
+    a_dict_has_what_the_program_wrote(1);
+}
+
 Test(np2_half_optimizer, names_its_master_weights) {
     const how how = {.kind = ISO_SGD, .config = {.zero = 1}};
     iso_state_dict dict = {0};
