@@ -8,13 +8,14 @@ MPI_LOG_DRIVER = $(TAP_DRIVER)
 MPI_LOG_COMPILER = $(SHELL) $(top_srcdir)/tests/run_mpi.sh
 SH_LOG_DRIVER = $(TAP_DRIVER)
 SH_LOG_COMPILER = $(SHELL)
-AM_TESTS_ENVIRONMENT = \
-    MPICC='$(MPICC)'; MPIRUN='$(MPIRUN)'; MPIRUN_FLAGS='$(MPIRUN_FLAGS)'; \
-    export MPICC MPIRUN MPIRUN_FLAGS; \
-    test ! -e '$(PATIENT_RANKS)' || { LD_PRELOAD='$(PATIENT_RANKS)'; export LD_PRELOAD; };
+TESTED_MPI = MPICC='$(MPICC)'; MPIRUN='$(MPIRUN)'; MPIRUN_FLAGS='$(MPIRUN_FLAGS)'; export MPICC MPIRUN MPIRUN_FLAGS;
+AM_TESTS_ENVIRONMENT = $(TESTED_MPI) $(PRELOAD)
 
-# Preloaded into tests, so that ranks that wait leave the cores to others: make check PATIENT_RANKS= does without.
+# Preloaded into tests, so that ranks that wait leave the cores to others: make check PATIENT_RANKS= does without. So do
+# sanitizers, which want to be loaded first.
 PATIENT_RANKS = $(abs_builddir)/tests/patient_ranks.so
+PRELOAD = case '$(CFLAGS)' in *-fsanitize*) ;; *) \
+    test ! -e '$(PATIENT_RANKS)' || { LD_PRELOAD='$(PATIENT_RANKS)'; export LD_PRELOAD; } ;; esac;
 EXTRA_DIST += tests/patient_ranks.c
 CLEANFILES += tests/patient_ranks.so
 check_DATA = tests/patient_ranks.so
@@ -167,7 +168,7 @@ EXTRA_DIST += $(SCALE_FILES) $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) t
 bench: $(BENCHES)
 
 check-cluster: all
-	$(MAKE) $(AM_MAKEFLAGS) check TESTS='$(CLUSTER_TESTS)' PATIENT_RANKS= \
+	$(MAKE) $(AM_MAKEFLAGS) check TESTS='$(CLUSTER_TESTS)' \
 	    SH_LOG_COMPILER='$(SHELL) $(top_srcdir)/tests/run_cluster.sh'
 
 # The unit tests with the address and undefined-behaviour sanitizers, in a build tree of its own.
@@ -176,7 +177,7 @@ check-sanitize:
 	$(MKDIR_P) sanitize
 	cd sanitize && { test -f Makefile || $(abs_srcdir)/configure CFLAGS='-O1 -g $(SANITIZE)'; }
 	cd sanitize && ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	    $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)' PATIENT_RANKS=
+	    $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)'
 
 # Training on several ranks with the thread sanitizer, in a build tree of its own, and with valgrind. (Criterion's tests
 # do not run under either: they start in processes that share memory at fixed addresses.)
@@ -184,14 +185,14 @@ check-tsan:
 	$(MKDIR_P) tsan
 	cd tsan && { test -f Makefile || $(abs_srcdir)/configure --with-cuda=no CFLAGS='-O1 -g -fsanitize=thread'; }
 	cd tsan && $(MAKE) $(AM_MAKEFLAGS) bin/train bin/own-arrays
-	cd tsan && { $(AM_TESTS_ENVIRONMENT) $(SHELL) $(abs_srcdir)/tests/checkers/run_checked.sh tsan; }
+	cd tsan && { $(TESTED_MPI) $(SHELL) $(abs_srcdir)/tests/checkers/run_checked.sh tsan; }
 check-valgrind: all
-	$(AM_TESTS_ENVIRONMENT) $(SHELL) $(top_srcdir)/tests/checkers/run_checked.sh valgrind
+	$(TESTED_MPI) $(SHELL) $(top_srcdir)/tests/checkers/run_checked.sh valgrind
 
 # A short run of train with every call failing in turn: make check-faults FAULTS="alloc mpi" JOBS=8
 FAULTS =
 check-faults: all
-	$(AM_TESTS_ENVIRONMENT) JOBS='$(JOBS)' ALL='$(ALL)' MOST='$(MOST)' \
+	$(TESTED_MPI) JOBS='$(JOBS)' ALL='$(ALL)' MOST='$(MOST)' \
 	    $(SHELL) $(top_srcdir)/tests/faults/run_faults.sh $(FAULTS)
 
 # All readers of foreign input with libFuzzer, in a build tree of its own: make fuzz RUNS=1000000 FUZZ="idx csv"

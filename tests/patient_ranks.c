@@ -11,6 +11,7 @@
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -39,11 +40,20 @@ int sched_yield(void) {
 
 typedef unsigned progress_call(void *worker);
 
+// Open MPI may load UCX for its components alone.
+static progress_call *find_progress(void) {
+    void *found = dlsym(RTLD_NEXT, "ucp_worker_progress");
+    void *library = found ? NULL : dlopen("libucp.so.0", RTLD_LAZY | RTLD_NOLOAD);
+    if (library) found = dlsym(library, "ucp_worker_progress");
+    if (!found) abort();
+    return (progress_call *)found;
+}
+
 unsigned ucp_worker_progress(void *worker);
 unsigned ucp_worker_progress(void *worker) {
     static progress_call *next;
     static _Thread_local int idle;
-    if (!next) next = (progress_call *)dlsym(RTLD_NEXT, "ucp_worker_progress");
+    if (!next) next = find_progress();
     unsigned done = next(worker);
     idle = done ? 0 : idle + 1;
     if (idle % IDLE_POLLS == IDLE_POLLS - 1) sched_yield();
