@@ -115,15 +115,26 @@ fail:
     return status;
 }
 
+// Between f32 and f64.
+static void convert(const iso_tensor *to, const void *source, void *target) {
+    for (int64_t i = 0; i < to->count; i++)
+        if (to->dtype == ISO_F32)
+            ((float *)target)[i] = (float)((const double *)source)[i];
+        else
+            ((double *)target)[i] = ((const float *)source)[i];
+}
+
 // Over the host, as the two may be on different devices or of types that devices only store.
-static iso_status copy_bytes(iso_tensor *from, iso_tensor *to) {
+static iso_status copy_values(iso_tensor *from, iso_tensor *to) {
     void *source, *target;
     if (from == to) return ISO_OK;
     ISO_TRY(iso_tensor_map(from, ISO_READ, &source));
     iso_status status = iso_tensor_map(to, ISO_WRITE, &target);
     if (status >= 0) {
-        // The same memory, where a dict is loaded into what it was taken from.
-        memmove(target, source, (size_t)to->count * iso_dtype_size(to->dtype));
+        if (from->dtype != to->dtype)
+            convert(to, source, target);
+        else // the same memory, where a dict is loaded into what it was taken from
+            memmove(target, source, (size_t)to->count * iso_dtype_size(to->dtype));
         status = iso_tensor_unmap(to);
     }
     iso_tensor_unmap(from);
@@ -134,8 +145,7 @@ iso_status iso__state_dict_copy(const iso_state_dict *own, const iso_state_dict 
     for (int i = 0; i < own->count; i++) {
         iso_tensor *to = own->item[i].tensor;
         iso_tensor *from = iso_state_dict_find(dict, own->item[i].name);
-        if (!from || from == to) continue;
-        ISO_TRY(from->dtype == to->dtype ? copy_bytes(from, to) : iso_tensor_copy(from, to));
+        if (from) ISO_TRY(copy_values(from, to));
     }
     return ISO_OK;
 }

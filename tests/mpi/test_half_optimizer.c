@@ -181,14 +181,21 @@ Test(np2_half_optimizer, a_value_that_the_program_changes_counts) {
 
 // ---- Saved state ------------------------------------------------------------------------------------
 
-// A dict of its own memory, in place of tensors over the optimizer's.
-static iso_status copy_dict(iso_state_dict *from, iso_state_dict *to, const char *without) {
+// A dict of its own memory, in place of tensors over the optimizer's. device: on that one, and f32
+// as f64; NULL: as they are.
+static iso_status copy_dict(iso_state_dict *from, iso_state_dict *to, const char *without,
+                            iso_device *device) {
     for (int i = 0; i < from->count; i++) {
         const iso_tensor *t = from->item[i].tensor;
         iso_tensor *copy;
         if (without && strstr(from->item[i].name, without)) continue;
-        ISO_TRY(iso_tensor_create(t->device, t->dtype, t->ndim, t->shape, &copy));
-        iso_status status = iso_tensor_copy(from->item[i].tensor, copy);
+        bool widens = device && t->dtype == ISO_F32;
+        ISO_TRY(iso_tensor_create(device ? device : t->device, widens ? ISO_F64 : t->dtype, t->ndim,
+                                  t->shape, &copy));
+        iso_status status = ISO_OK;
+        for (int64_t k = 0; widens && k < t->count; k++)
+            ((double *)copy->data)[k] = ((const float *)t->data)[k];
+        if (!widens) status = iso_tensor_copy(from->item[i].tensor, copy);
         if (status == ISO_OK) status = iso_state_dict_add(to, from->item[i].name, copy);
         iso_tensor_destroy(&copy);
         ISO_TRY(status);
@@ -197,12 +204,13 @@ static iso_status copy_dict(iso_state_dict *from, iso_state_dict *to, const char
 }
 
 // Trains, saves, and goes on in a new optimizer, of a reducer with other settings.
-static iso_status train_in_two(const how *before, const how *after, const char *without) {
+static iso_status train_in_two(const how *before, const how *after, const char *without,
+                               iso_device *device) {
     iso_state_dict dict = {0}, kept = {0};
     open_model(&narrow, false, before);
     iso_status status = train(&narrow, before, 0, 2);
     if (status == ISO_OK) status = iso_optimizer_state_dict(narrow.optimizer, &dict);
-    if (status == ISO_OK) status = copy_dict(&dict, &kept, without);
+    if (status == ISO_OK) status = copy_dict(&dict, &kept, without, device);
     iso_state_dict_destroy(&dict);
     static uint16_t half[PARAMS][MOST];
     static float scale[MOST];
@@ -223,20 +231,27 @@ static iso_status train_in_two(const how *before, const how *after, const char *
     return status;
 }
 
-static void goes_on(int zero_before, int zero_after) {
+static void goes_on(int zero_before, int zero_after, iso_device *device) {
     const how before = {.kind = ISO_ADAM, .config = {.zero = zero_before}};
     const how after = {.kind = ISO_ADAM, .config = {.zero = zero_after, .piece_bytes = 4096}};
     open_model(&wide, true, &before);
     iso_assert_ok(train(&wide, &before, 0, STEPS));
-    iso_assert_ok(train_in_two(&before, &after, NULL));
+    iso_assert_ok(train_in_two(&before, &after, NULL, device));
     iso_assert_all(agree(&narrow, &wide));
     close_model(&wide);
 }
-Test(np2_half_optimizer, goes_on_from_a_state_dict) { goes_on(0, 0); }
+Test(np2_half_optimizer, goes_on_from_a_state_dict) { goes_on(0, 0, NULL); }
+Test(np2_half_optimizer, goes_on_from_f64_of_another_device) {
+    iso_device *device;
+    iso_assert_ok(iso_device_create("cpu", &device));
+    goes_on(0, 0, device);
+    goes_on(1, 0, device);
+    iso_device_destroy(&device);
+}
 Test(np3_half_optimizer, goes_on_from_a_state_dict) {
-    goes_on(1, 0);
-    goes_on(0, 2);
-    goes_on(1, 1);
+    goes_on(1, 0, NULL);
+    goes_on(0, 2, NULL);
+    goes_on(1, 1, NULL);
 }
 
 Test(np2_half_optimizer, goes_on_from_a_state_dict_without_master_weights) {
@@ -246,7 +261,7 @@ Test(np2_half_optimizer, goes_on_from_a_state_dict_without_master_weights) {
     for (int i = 0; i <= BIAS; i++)
         for (size_t k = 0; k < counts[i]; k++) wide.full[i][k] = rounded(i, wide.full[i][k]);
     iso_assert_ok(train(&wide, &how, 2, STEPS));
-    iso_assert_ok(train_in_two(&how, &how, ".master_param"));
+    iso_assert_ok(train_in_two(&how, &how, ".master_param", NULL));
     iso_assert_all(agree(&narrow, &wide));
     close_model(&wide);
 }
