@@ -116,7 +116,7 @@ fail:
 }
 
 // Between f32 and f64.
-static void convert(const iso_tensor *to, const void *source, void *target) {
+static void convert_values(const iso_tensor *to, const void *source, void *target) {
     for (int64_t i = 0; i < to->count; i++)
         if (to->dtype == ISO_F32)
             ((float *)target)[i] = (float)((const double *)source)[i];
@@ -132,7 +132,7 @@ static iso_status copy_values(iso_tensor *from, iso_tensor *to) {
     iso_status status = iso_tensor_map(to, ISO_WRITE, &target);
     if (status >= 0) {
         if (from->dtype != to->dtype)
-            convert(to, source, target);
+            convert_values(to, source, target);
         else // the same memory, where a dict is loaded into what it was taken from
             memmove(target, source, (size_t)to->count * iso_dtype_size(to->dtype));
         status = iso_tensor_unmap(to);
