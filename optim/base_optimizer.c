@@ -43,6 +43,7 @@ iso_status iso__slot_tensor(const iso__base_optimizer *self, const iso__slot *sl
 // Elements of a parameter, and the update of which they are a piece.
 typedef struct piece_update {
     iso__piece piece;
+    iso_dtype type;   // of the parameter
     void *rounded;    // the elements of a parameter that has master weights; else NULL
     int64_t elements; // of the parameter that are updated here
     bool begins;      // the first piece of the update
@@ -68,7 +69,8 @@ static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, in
                               .state_offset = state_offset,
                               .step = slot->step,
                               .product = slot->product};
-    out->rounded = iso__has_master(tensor->dtype) ? value : NULL;
+    out->type = tensor->dtype;
+    out->rounded = iso__has_master(out->type) ? value : NULL;
     if (!out->rounded) return ISO_OK;
     out->piece.tensor = self->state[ISO_STATE_MASTER];
     out->piece.value = iso__piece_state(self, &out->piece, ISO_STATE_MASTER);
@@ -77,37 +79,35 @@ static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, in
 
 // Some elements at a time, so that caches hold what an update and the rounding use. The kernels of
 // the host, where such parameters are, do not fail in the middle.
-static iso_status apply_rounded(const iso__base_optimizer *self, int i, const piece_update *u,
+static iso_status apply_rounded(const iso__base_optimizer *self, const piece_update *u,
                                 const float *gradient, double scale, const iso_hyper *hyper) {
     enum { BLOCK = 8192 };
     const iso__rule *rule = iso__rule_of(self);
-    iso_dtype type = self->slot[i].parameter->value->dtype;
     iso__piece block = u->piece;
     char *rounded = u->rounded;
     for (int64_t left = u->piece.count; left > 0; left -= block.count) {
         block.count = left < BLOCK || rule->whole ? left : BLOCK;
-        iso__master_take(type, block.count, rounded, block.value);
+        iso__master_take(u->type, block.count, rounded, block.value);
         ISO_TRY(rule->apply(self, &block, gradient, scale, hyper));
-        iso__master_round(type, block.count, block.value, rounded);
+        iso__master_round(u->type, block.count, block.value, rounded);
         block.value = (float *)block.value + block.count;
         block.state_offset += (size_t)block.count * sizeof(float);
         gradient += block.count;
-        rounded += (size_t)block.count * iso_dtype_size(type);
+        rounded += (size_t)block.count * iso_dtype_size(u->type);
     }
     return ISO_OK;
 }
 
-static iso_status apply_piece(const iso__base_optimizer *self, int i, const piece_update *u,
+static iso_status apply_piece(const iso__base_optimizer *self, const piece_update *u,
                               const void *gradient, double scale, const iso_hyper *hyper) {
-    if (u->rounded) return apply_rounded(self, i, u, gradient, scale, hyper);
+    if (u->rounded) return apply_rounded(self, u, gradient, scale, hyper);
     return iso__rule_of(self)->apply(self, &u->piece, gradient, scale, hyper);
 }
 
-static iso_status measure_piece(const iso__base_optimizer *self, int i, const piece_update *u,
+static iso_status measure_piece(const iso__base_optimizer *self, const piece_update *u,
                                 const void *gradient, double scale, const iso_hyper *hyper,
                                 double *square) {
-    iso_dtype type = self->slot[i].parameter->value->dtype;
-    if (u->rounded) iso__master_take(type, u->piece.count, u->rounded, u->piece.value);
+    if (u->rounded) iso__master_take(u->type, u->piece.count, u->rounded, u->piece.value);
     return iso__rule_of(self)->measure(self, &u->piece, gradient, scale, hyper, square);
 }
 
@@ -120,8 +120,8 @@ static iso_status run_piece(iso__base_optimizer *self, int i, piece_update *u, c
     if (u->begins && rule->factor) u->piece.product *= rule->factor(hyper, u->piece.step);
     if (hyper->maximize) scale = -scale;
     int64_t start = iso__span_begin(ISO_LANE_UPDATE, slot->name);
-    iso_status status = square ? measure_piece(self, i, u, gradient, scale, hyper, square)
-                               : apply_piece(self, i, u, gradient, scale, hyper);
+    iso_status status = square ? measure_piece(self, u, gradient, scale, hyper, square)
+                               : apply_piece(self, u, gradient, scale, hyper);
     iso__span_end(ISO_LANE_UPDATE, slot->name, start);
     ISO_TRY(status);
     slot->step = u->piece.step;
@@ -150,8 +150,7 @@ iso_status iso__finish_piece(iso__base_optimizer *self, int i, int64_t first, in
     piece_update u;
     ISO_TRY(find_piece(self, i, first, count, &u));
     ISO_TRY(iso__rule_of(self)->finish(self, &u.piece, square, hyper));
-    iso_dtype type = self->slot[i].parameter->value->dtype;
-    if (u.rounded) iso__master_round(type, count, u.piece.value, u.rounded);
+    if (u.rounded) iso__master_round(u.type, count, u.piece.value, u.rounded);
     return ISO_OK;
 }
 

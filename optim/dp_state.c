@@ -19,8 +19,8 @@ struct iso__dp_state {
     int *place;           // [slots]: the reducer's parameter
     int *start;           // [slots + 1]: slot i has range[start[i]] to range[start[i + 1] - 1]
     range *range;
-    iso_tensor *
-        *whole; // [ISO_OPTIMIZER_STATES * slots], between gathering and the next update; or NULL
+    // [ISO_OPTIMIZER_STATES * slots], between gathering and the next update; or NULL.
+    iso_tensor **whole;
 };
 
 static bool has_state(const iso__base_optimizer *self, int i, int kind) {

@@ -6,6 +6,7 @@ libiso_core_la_SOURCES += \
     optim/adam.c \
     optim/base_optimizer.c \
     optim/dp_arrays.c \
+    optim/dp_master.c \
     optim/dp_optimizer.c \
     optim/dp_state.c \
     optim/dp_state.h \
@@ -13,7 +14,6 @@ libiso_core_la_SOURCES += \
     optim/lamb.c \
     optim/lr_plateau.c \
     optim/lr_schedule.c \
-    optim/master.c \
     optim/nadam.c \
     optim/optim_impl.h \
     optim/optimizer.c \

@@ -156,7 +156,7 @@ static inline void *iso__piece_state(const iso__base_optimizer *self, const iso_
     return (char *)self->state[kind]->data + piece->state_offset;
 }
 
-// Master weights (master.c). Local; they allocate nothing. `value` has 16-bit elements of `type`.
+// Master weights (dp_master.c). Local; they allocate nothing. `value` has 16-bit elements of `type`.
 //
 // Where a value is not the rounded master weight, the program has changed it since: the master
 // weight becomes that value.

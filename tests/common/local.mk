@@ -3,6 +3,7 @@
 tests_common_libiso_testcommon_la_SOURCES =
 tests_common_libiso_testcommon_la_SOURCES += tests/common/mpi_fixture.c tests/common/mpi_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/fixture.c tests/common/fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/half_values.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/balance.c tests/common/balance.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/gossip_model.h tests/common/tensor_access.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/gossip_fixture.c tests/common/gossip_fixture.h

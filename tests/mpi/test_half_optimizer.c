@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The library's optimizers on parameters of bf16 and f16: they are those of f32 parameters, the
 // master weights, rounded.
+#include "common/half_values.h"
 #include "common/mpi_fixture.h"
 
 #include "base/base.h"
-#include "base/half.h"
 #include "tensor/tensor_impl.h"
 
 #include <isotherm/optim.h>
@@ -42,14 +42,9 @@ typedef struct how {
     bool own_arrays; // gradients in arrays of the program
 } how;
 
-static uint16_t bits_of(int i, float x) {
-    return (uint16_t)(types[i] == ISO_BF16 ? iso__bf16_of(x) : iso__f16_of(x));
-}
-static float float_of(int i, uint16_t h) {
-    return types[i] == ISO_BF16 ? iso__of_bf16(h) : iso__of_f16(h);
-}
+static uint16_t bits_of(int i, float x) { return half_bits(types[i], x); }
 static bool is_half(const model *m, int i) { return !m->wide && i <= BIAS; }
-static float rounded(int i, float x) { return i <= BIAS ? float_of(i, bits_of(i, x)) : x; }
+static float rounded(int i, float x) { return i <= BIAS ? half_float(types[i], bits_of(i, x)) : x; }
 
 static void *value_of(model *m, int i) {
     return i == HEAD ? (void *)m->head : is_half(m, i) ? (void *)m->half[i] : m->full[i];

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Parameters and gradients of bf16 and f16 on the gradient engine: summed in f32, rounded once.
+#include "common/half_values.h"
 #include "common/mpi_fixture.h"
-
-#include "base/half.h"
 
 #include <isotherm/clip.h>
 #include <isotherm/device.h>
@@ -44,12 +43,8 @@ static void *value_of(model *m, int t) { return is_half(m, t) ? (void *)m->half[
 static void *gradient_of(model *m, int t) {
     return is_half(m, t) ? (void *)m->half_gradient[t] : m->full_gradient[t];
 }
-static uint16_t bits_of(int t, float x) {
-    return (uint16_t)(types[t] == ISO_BF16 ? iso__bf16_of(x) : iso__f16_of(x));
-}
-static float wide_of(int t, uint16_t h) {
-    return types[t] == ISO_BF16 ? iso__of_bf16(h) : iso__of_f16(h);
-}
+static uint16_t bits_of(int t, float x) { return half_bits(types[t], x); }
+static float wide_of(int t, uint16_t h) { return half_float(types[t], h); }
 static float rounded(int t, float x) { return types[t] == ISO_F32 ? x : wide_of(t, bits_of(t, x)); }
 
 static float get(model *m, int t, const void *array, size_t k) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Master weights: which of them are taken from 16-bit values, for every value.
-#include "base/half.h"
+#include "common/half_values.h"
 #include "optim/optim_impl.h"
 
 #include <criterion/criterion.h>
@@ -10,18 +10,11 @@ TestSuite(master, .timeout = 60);
 
 enum { VALUES = 1 << 16, SPREAD = 25 };
 
-static uint32_t half_of(iso_dtype type, float x) {
-    return type == ISO_BF16 ? iso__bf16_of(x) : iso__f16_of(x);
-}
-static float float_of(iso_dtype type, uint32_t h) {
-    return type == ISO_BF16 ? iso__of_bf16(h) : iso__of_f16(h);
-}
-
 // From values around it, at, just above and just below half of the last place, and far away.
 static float near(iso_dtype type, uint32_t value, int k) {
     const uint32_t half = type == ISO_BF16 ? 0x8000 : 0x1000; // of normal f16 numbers
     uint32_t steps = (uint32_t)(k / 5 - 2) * half + (uint32_t)(k % 5 - 2);
-    return iso__float_of(iso__bits_of(float_of(type, value)) + steps);
+    return iso__float_of(iso__bits_of(half_float(type, value)) + steps);
 }
 
 static void is_taken_where_rounding_differs(iso_dtype type) {
@@ -35,8 +28,8 @@ static void is_taken_where_rounding_differs(iso_dtype type) {
         }
         iso__master_take(type, VALUES, value, master);
         for (uint32_t v = 0; v < VALUES; v++) {
-            bool keeps = half_of(type, near(type, v, k)) == v;
-            float expected = keeps ? near(type, v, k) : float_of(type, v);
+            bool keeps = half_bits(type, near(type, v, k)) == v;
+            float expected = keeps ? near(type, v, k) : half_float(type, v);
             kept += keeps;
             wrong += iso__bits_of(master[v]) != iso__bits_of(expected) && expected == expected;
             wrong += expected != expected && master[v] == master[v];
@@ -56,7 +49,7 @@ static void what_was_rounded_is_kept(iso_dtype type) {
     float master[COUNT], before[COUNT];
     for (int i = 0; i < COUNT; i++) before[i] = master[i] = (float)(i - 2500) * 1.2345e-3f;
     iso__master_round(type, COUNT, master, value);
-    for (int i = 0; i < COUNT; i++) cr_assert_eq(value[i], half_of(type, before[i]));
+    for (int i = 0; i < COUNT; i++) cr_assert_eq(value[i], half_bits(type, before[i]));
     iso__master_take(type, COUNT, value, master);
     cr_assert_arr_eq(master, before, sizeof(before));
 }

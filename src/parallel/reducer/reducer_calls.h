@@ -134,8 +134,8 @@ iso_status iso__reducer_set_halves(iso_reducer *r, int id, const iso__reducer_ha
 bool iso__reducer_is_spread(const iso_reducer *r, int i);
 iso_comm *iso__reducer_comm(const iso_reducer *r); // of all ranks; borrowed
 // Collective. Completes an array with one element for each element of parameter i, of the type in
-// which its gradient is summed. Each rank provides the elements that it updates (iso_reducer_own). Without ZeRO, does
-// nothing.
+// which its gradient is summed. Each rank provides the elements that it updates (iso_reducer_own).
+// Without ZeRO, does nothing.
 iso_status iso__reducer_gather(iso_reducer *r, int i, void *array);
 
 // ---- ZeRO stage 3, for the module whose values the reducer holds -------------------------------------
