@@ -96,9 +96,10 @@ typedef enum iso_reduce { ISO_SUM, ISO_MAX, ISO_MIN } iso_reduce;
 
 // Blocking collectives on host memory. All ranks call them with the same sizes, root and op. A rank
 // that waits longer than the time-out gets ISO_ERR_TIMEOUT. MPI cannot cancel the collective, so
-// end the job (MPI_Abort) then. Until the job ends, do not free or reuse memory that MPI may still
-// use: buffers of more than 64 KiB, and all data of iso_comm_gather. Later collectives on this
-// communicator do not wait: they return ISO_ERR_TIMEOUT unless they complete at once.
+// end the job (MPI_Abort) then. The caller may free its memory at once: MPI works on a copy of at
+// most 16 MiB, and on the caller's memory only if there is no memory for the copy. After an error,
+// a longer array may be changed in part. Later collectives on this communicator do not wait: they
+// return ISO_ERR_TIMEOUT unless they complete at once.
 //
 // All ranks get the same bits of a sum. With Rabenseifner's algorithm (the default, see
 // ISO_IALLREDUCE) the order of a sum of doubles is a tree: of P ranks, B beyond a power of two, the

@@ -5,22 +5,18 @@
 #include "comm/comm_state.h"
 #include "comm/debug.h"
 
-#include <limits.h>
 #include <string.h>
-
-#define SCRATCH_MOST ((size_t)64 << 10) // bytes
 
 iso_status iso_comm_barrier(iso_comm *comm) {
     ISO_TRY(iso__debug_match(comm, "a barrier"));
     return iso__comm_meet(comm, "a barrier");
 }
 
-// Memory that MPI may still use after a time-out, when the caller's variable may no longer exist.
-// *out is NULL for long buffers, which are used in place, and where there is no more memory than
-// the communicator began with: this rank must not leave the others alone in a collective.
+// Memory in which MPI sends and receives instead of the caller's, which may no longer exist after a
+// time-out. *out is NULL where there is no more than the communicator began with: this rank must
+// not leave the others alone in a collective.
 static iso_status borrow_memory(iso_comm *comm, size_t bytes, void **out) {
     *out = NULL;
-    if (bytes > SCRATCH_MOST && bytes > comm->scratch_bytes) return ISO_OK;
     if (comm->lost || bytes > comm->scratch_bytes) {
         size_t room = bytes < ISO_SCRATCH_LEAST ? ISO_SCRATCH_LEAST : bytes;
         void *larger = NULL;
@@ -87,18 +83,27 @@ bool iso__comm_same_ranks(const iso_comm *a, const iso_comm *b) {
 
 // ---- Blocking collectives -------------------------------------------------------------------------
 
-#define MOST_BYTES ((size_t)1 << 30) // of one MPI call, whose counts are int
-#define LONG_BYTES ((size_t)1 << 16) // from here on Open MPI broadcasts along a chain...
-#define FEW_RANKS  4                 // ...unless the root itself sends to so few ranks
+#define CHUNK_BYTES ((size_t)16 << 20) // that one MPI call moves at most
+#define LONG_BYTES  ((size_t)1 << 16)  // from here on Open MPI broadcasts along a chain...
+#define FEW_RANKS   4                  // ...unless the root itself sends to so few ranks
+
+static size_t chunk_of(size_t bytes) { return bytes < CHUNK_BYTES ? bytes : CHUNK_BYTES; }
+
+static iso_status bcast_memory(iso_comm *comm, void *memory, size_t bytes, int root) {
+    MPI_Request request;
+    if (bytes > LONG_BYTES && comm->size > FEW_RANKS)
+        return iso__bcast_long(comm, memory, bytes, root);
+    int rc = MPI_Ibcast(memory, (int)bytes, MPI_BYTE, root, comm->mpi, &request);
+    return iso__comm_await(comm, rc, &request, "a broadcast");
+}
 
 static iso_status bcast_chunk(iso_comm *comm, void *data, size_t bytes, int root) {
-    MPI_Request request;
     void *memory;
     ISO_TRY(borrow_memory(comm, bytes, &memory));
-    if (memory) memcpy(memory, data, bytes);
-    int rc = MPI_Ibcast(memory ? memory : data, (int)bytes, MPI_BYTE, root, comm->mpi, &request);
-    ISO_TRY(iso__comm_await(comm, rc, &request, "a broadcast"));
-    if (memory) memcpy(data, memory, bytes);
+    if (!memory) return bcast_memory(comm, data, bytes, root);
+    if (comm->rank == root) memcpy(memory, data, bytes);
+    ISO_TRY(bcast_memory(comm, memory, bytes, root));
+    if (comm->rank != root) memcpy(data, memory, bytes);
     return ISO_OK;
 }
 
@@ -107,14 +112,9 @@ iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
               "a broadcast from rank %d: the communicator has ranks 0 to %d", root, comm->size - 1);
     ISO_TRY(iso__debug_match(comm, "a broadcast of %zu byte%s from rank %d", bytes,
                              ISO_PLURAL(bytes), root));
-    bool is_long = bytes > LONG_BYTES && comm->size > FEW_RANKS;
-    for (size_t done = 0; done < bytes;) {
-        size_t chunk = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
-        if (is_long)
-            ISO_TRY(iso__bcast_long(comm, (char *)data + done, chunk, root));
-        else
-            ISO_TRY(bcast_chunk(comm, (char *)data + done, chunk, root));
-        done += chunk;
+    for (size_t done = 0, chunk; done < bytes; done += chunk) {
+        chunk = chunk_of(bytes - done);
+        ISO_TRY(bcast_chunk(comm, (char *)data + done, chunk, root));
     }
     return ISO_OK;
 }
@@ -126,33 +126,41 @@ size_t iso__comm_reduction_room(const iso_comm *comm, size_t count) {
 }
 
 // What is added changes no result: zeros to a sum, else the first number again.
-static size_t fill_up(const iso_comm *comm, int64_t *memory, size_t count, MPI_Op op) {
-    size_t room = iso__comm_reduction_room(comm, count);
-    if (!memory) return count;
-    for (size_t i = count; i < room; i++) memory[i] = op == MPI_SUM ? 0 : memory[0];
-    return room;
+static void fill_up(int64_t *number, size_t count, size_t room, MPI_Op op) {
+    for (size_t i = count; i < room; i++) number[i] = op == MPI_SUM ? 0 : number[0];
 }
 
+static iso_status reduce_chunk(iso_comm *comm, int64_t *data, size_t count, MPI_Datatype type,
+                               MPI_Op op) {
+    MPI_Request request;
+    void *memory;
+    size_t room = iso__comm_reduction_room(comm, count);
+    ISO_TRY(borrow_memory(comm, room * 8, &memory));
+    if (!memory) room = count;
+    if (memory && count > 0) memcpy(memory, data, count * 8);
+    fill_up(memory, count, room, op);
+    int rc = MPI_Iallreduce(MPI_IN_PLACE, memory ? memory : data, (int)room, type, op, comm->mpi,
+                            &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, "a reduction"));
+    if (memory && count > 0) memcpy(data, memory, count * 8);
+    return ISO_OK;
+}
+
+// Of doubles, or of integers of as many bits.
 static iso_status reduce_numbers(iso_comm *comm, void *data, size_t count, MPI_Datatype type,
                                  iso_reduce op) {
     MPI_Op mpi_op = op == ISO_SUM ? MPI_SUM : op == ISO_MAX ? MPI_MAX : MPI_MIN;
-    MPI_Request request;
-    void *memory;
-    size_t bytes = count * 8; // doubles, or integers of as many bits
-    size_t room = iso__comm_reduction_room(comm, count) * 8;
     ISO_TRY(iso__debug_match(comm, "a reduction (%s) of %zu %s numbers",
                              op == ISO_SUM   ? "sum"
                              : op == ISO_MAX ? "maximum"
                                              : "minimum",
                              count, type == MPI_DOUBLE ? "f64" : "i64"));
-    ISO_CHECK(count < INT_MAX, ISO_ERR_ARG, "%zu numbers are too many for one reduction", count);
-    ISO_TRY(borrow_memory(comm, room, &memory));
-    if (memory && bytes > 0) memcpy(memory, data, bytes);
-    size_t sent = fill_up(comm, memory, count, mpi_op);
-    int rc = MPI_Iallreduce(MPI_IN_PLACE, memory ? memory : data, (int)sent, type, mpi_op,
-                            comm->mpi, &request);
-    ISO_TRY(iso__comm_await(comm, rc, &request, "a reduction"));
-    if (memory && bytes > 0) memcpy(data, memory, bytes);
+    size_t done = 0, chunk;
+    do { // of no numbers, too: all ranks meet
+        chunk = chunk_of((count - done) * 8) / 8;
+        ISO_TRY(reduce_chunk(comm, (int64_t *)data + done, chunk, type, mpi_op));
+        done += chunk;
+    } while (done < count);
     return ISO_OK;
 }
 
@@ -165,23 +173,25 @@ iso_status iso_comm_allreduce_i64(iso_comm *comm, int64_t *data, size_t count, i
 }
 
 static iso_status send_bytes(iso_comm *comm, const char *data, size_t bytes, int to) {
-    for (size_t done = 0; done < bytes;) {
-        size_t chunk = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
+    for (size_t done = 0, chunk; done < bytes; done += chunk) {
         MPI_Request request;
-        int rc = MPI_Isend(data + done, (int)chunk, MPI_BYTE, to, 0, comm->mpi, &request);
+        void *memory;
+        chunk = chunk_of(bytes - done);
+        ISO_TRY(borrow_memory(comm, chunk, &memory));
+        if (memory) memcpy(memory, data + done, chunk);
+        int rc = MPI_Isend(memory ? memory : data + done, (int)chunk, MPI_BYTE, to, 0, comm->mpi,
+                           &request);
         ISO_TRY(iso__comm_await_message(comm, rc, &request, "a gather"));
-        done += chunk;
     }
     return ISO_OK;
 }
 
 static iso_status receive_bytes(iso_comm *comm, char *data, size_t bytes, int from) {
-    for (size_t done = 0; done < bytes;) {
-        size_t chunk = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
+    for (size_t done = 0, chunk; done < bytes; done += chunk) {
         MPI_Request request;
+        chunk = chunk_of(bytes - done);
         int rc = MPI_Irecv(data + done, (int)chunk, MPI_BYTE, from, 0, comm->mpi, &request);
         ISO_TRY(iso__comm_await_message(comm, rc, &request, "a gather"));
-        done += chunk;
     }
     return ISO_OK;
 }

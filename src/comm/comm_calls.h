@@ -32,7 +32,7 @@ size_t iso__comm_reduction_room(const iso_comm *comm, size_t count);
 iso_status iso__comm_alloc_zero(iso_comm *comm, size_t bytes, void **out);
 
 // Collective. Broadcasts arrays from rank 0, short ones together. All ranks give arrays of the same
-// lengths in the same order. After ISO_ERR_TIMEOUT MPI may still use long ones.
+// lengths in the same order.
 typedef struct iso__block {
     void *data;
     size_t bytes;

@@ -34,8 +34,9 @@ struct iso_comm {
     // A blocking collective has timed out, or MPI reported an error in it. MPI may still execute
     // it, so nothing of the communicator may be freed.
     bool lost;
-    // For blocking collectives: at least ISO_SCRATCH_LEAST bytes, and 8 for each rank, which hold a
-    // reduction of one number and what a gather begins with.
+    // For blocking collectives, so that MPI never uses the caller's memory: at least
+    // ISO_SCRATCH_LEAST bytes, and 8 for each rank, which hold a reduction of one number and what a
+    // gather begins with. Grows.
     void *scratch;
     size_t scratch_bytes;
     iso__engine *engine;
