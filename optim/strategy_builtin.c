@@ -208,11 +208,11 @@ static iso_status check_length(const iso_strategy_context *context, const iso_da
     // makes long.
     int64_t wait = c->batches_to_wait, first = c->global_skip > wait ? 1 : wait;
     if (c->global_skip < 0 && c->policy == ISO_POLICY_FIXED) first = iso__daso_skip_for(wait);
-    ISO_CHECK(
-        apart <= 0 || wait < 1 || wait <= apart - first, ISO_ERR_ARG,
-        "--wait %lld is too long: no exchange would be merged in the %lld step%s between warm-up "
-        "and cool-down: lower it, or train longer",
-        (long long)wait, (long long)apart, ISO_PLURAL(apart));
+    bool overlaps = wait == c->global_skip && !iso_settings_has(context->settings, "wait");
+    ISO_CHECK(apart <= 0 || wait < 1 || wait <= apart - first, ISO_ERR_ARG,
+              "--%s %lld is too long: no exchange would be merged in the %lld step%s between "
+              "warm-up and cool-down: lower it, or train longer",
+              overlaps ? "period" : "wait", (long long)wait, (long long)apart, ISO_PLURAL(apart));
     return ISO_OK;
 }
 

@@ -399,6 +399,8 @@ Test(settings, of_daso_are_checked_together) {
     says("daso", "period=25,wait=25", 50,
          "--wait 25 is too long: no exchange would be merged in the 48 steps");
     says("daso", "wait=25", 50, "--wait 25 is too long: no exchange would be merged");
+    says("overlap-localsgd", "", 12,
+         "--period 8 is too long: no exchange would be merged"); // no --wait
     says("daso", "wait=19", 50, ""); // sent after 29 steps, merged after 48
     says("daso", "period=48", 50, "--period 48 is not shorter than the 48 steps");
     says("daso", "period=47", 50, "");
