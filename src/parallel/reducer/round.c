@@ -53,7 +53,7 @@ static iso_status list_is_out(iso__round *r) {
     for (int s = 0; s < layout_of(r)->slot_count; s++) r->slot[s].keep = true;
     iso__appliers_list_is_out(r->with.appliers);
     r->lists++;
-    iso__coder_count(r->with.coder);
+    r->uncounted = true;
     ISO_TRY(iso__sums_send(r->with.sums, r->comm));
     if (r->with.unused == ISO_UNUSED_STATIC)
         return iso__usage_keep(r->usage, r->comm, r->excused, iso_comm_rank(r->with.world));

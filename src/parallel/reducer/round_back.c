@@ -17,8 +17,11 @@ static bool can_fold(const iso__round *r, int b) {
     return iso__appliers_fold(r->with.appliers, b);
 }
 
-// All buckets are back: prepares the next list.
+// All buckets are back: prepares the next list. Not before may the hook's count change: with a
+// device, buckets leave after they were posted, at another time on each rank.
 static void restart_list(iso__round *r) {
+    if (r->uncounted) iso__coder_count(r->with.coder);
+    r->uncounted = false;
     r->issued = 0;
     r->ready_count = 0;
     r->shares = false;

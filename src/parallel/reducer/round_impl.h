@@ -47,6 +47,7 @@ struct iso__round {
     long long lists;    // issued whole so far
     int64_t turns;      // gradients that were ready so far
     bool fresh;         // a whole list was issued that no step has used yet
+    bool uncounted;     // the list is out, and the hook counts it once all of it is back
     bool shares;        // a step was made, and values go to the other ranks
     bool updating;      // an update function runs
     bool unheld;        // a wait for room failed by time-out: this list is not held any more
