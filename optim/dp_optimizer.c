@@ -200,6 +200,11 @@ static iso_status share_state(dp_optimizer *self, const int *mine) {
     ISO_CHECK(!rule->whole || rule->measure, ISO_ERR_UNSUPPORTED,
               "%s updates whole parameters, and ZeRO cuts them: use another optimizer, or no ZeRO",
               rule->ops.name);
+    const iso_device *device = self->core->module->device;
+    ISO_CHECK(!rule->whole || device->ops->host_memory, ISO_ERR_UNSUPPORTED,
+              "%s with ZeRO works in the host's memory so far, not on a %s device: use another "
+              "optimizer, or no ZeRO",
+              rule->ops.name, device->ops->name);
     return iso__dp_state_create(self->core, reducer_of(self), mine);
 }
 

@@ -19,8 +19,10 @@ struct iso__dp_state {
     int *place;           // [slots]: the reducer's parameter
     int *start;           // [slots + 1]: slot i has range[start[i]] to range[start[i + 1] - 1]
     range *range;
-    // [ISO_OPTIMIZER_STATES * slots], between gathering and the next update; or NULL.
+    // [ISO_OPTIMIZER_STATES * slots], between gathering and the next update; or NULL. In the host's
+    // memory: a GPU may have no room for all state.
     iso_tensor **whole;
+    iso_device *host;
 };
 
 static bool has_state(const iso__base_optimizer *self, int i, int kind) {
@@ -90,15 +92,48 @@ iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t fi
 
 // ---- State moves ------------------------------------------------------------------------------------
 
-// The elements of slot i that are here, between an arena of ranges and a whole array.
-static void copy_ranges(const iso__base_optimizer *self, int i, char *arena, char *whole, bool in) {
-    const iso__dp_state *shards = self->shards;
-    size_t size = size_of(self, i);
-    for (int n = shards->start[i]; n < shards->start[i + 1]; n++) {
-        const range *p = &shards->range[n];
-        char *here = arena + p->offset, *there = whole + (size_t)p->first * size;
-        memcpy(in ? here : there, in ? there : here, (size_t)p->count * size);
+static iso_status borrow_range(iso_tensor *from, iso_dtype type, const range *p, size_t offset,
+                               iso_tensor **out) {
+    return iso_tensor_borrow(from->device, type, 1, &p->count, (char *)from->data + offset, out);
+}
+
+static iso_status copy_range(const range *p, iso_dtype type, iso_tensor *arena, iso_tensor *whole,
+                             bool in) {
+    size_t first = (size_t)p->first * iso_dtype_size(type);
+    iso_tensor *here, *there;
+    ISO_TRY(borrow_range(arena, type, p, p->offset, &here));
+    iso_status status = borrow_range(whole, type, p, first, &there);
+    if (status >= 0) {
+        status = in ? iso_tensor_copy(there, here) : iso_tensor_copy(here, there);
+        iso_tensor_destroy(&there);
     }
+    iso_tensor_destroy(&here);
+    return status;
+}
+
+// The elements of slot i that are here, between an arena of ranges and a whole tensor. in: into the
+// arena.
+static iso_status copy_ranges(const iso__base_optimizer *self, int i, iso_tensor *arena,
+                              iso_tensor *whole, bool in) {
+    const iso__dp_state *shards = self->shards;
+    iso_dtype type = iso__state_type(&self->slot[i]);
+    for (int n = shards->start[i]; n < shards->start[i + 1]; n++)
+        ISO_TRY(copy_range(&shards->range[n], type, arena, whole, in));
+    return ISO_OK;
+}
+
+static iso_status fill_shard(const iso__base_optimizer *self, int kind, iso_tensor *arena) {
+    for (int i = 0; i < self->count; i++) {
+        const iso_tensor *value = self->slot[i].parameter->value;
+        iso_tensor *whole;
+        if (!has_state(self, i, kind)) continue;
+        ISO_TRY(iso_tensor_borrow(value->device, iso__state_type(&self->slot[i]), 1, &value->count,
+                                  iso__slot_state(self, &self->slot[i], kind), &whole));
+        iso_status status = copy_ranges(self, i, arena, whole, true);
+        iso_tensor_destroy(&whole);
+        ISO_TRY(status);
+    }
+    return ISO_OK;
 }
 
 // In place of the state of all elements, that of those that are here.
@@ -106,9 +141,9 @@ static iso_status keep_shard(iso__base_optimizer *self, int kind, size_t bytes) 
     iso_tensor *arena;
     int64_t words = (int64_t)(bytes > 0 ? bytes / sizeof(float) : 1);
     ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &words, &arena));
-    for (int i = 0; i < self->count; i++)
-        if (has_state(self, i, kind))
-            copy_ranges(self, i, arena->data, iso__slot_state(self, &self->slot[i], kind), true);
+    iso_status status = fill_shard(self, kind, arena);
+    if (status < 0) iso_tensor_destroy(&arena);
+    ISO_TRY(status);
     iso_tensor_destroy(&self->state[kind]);
     self->state[kind] = arena;
     return ISO_OK;
@@ -120,9 +155,8 @@ static iso_status make_whole(iso__base_optimizer *self, int i, int kind) {
     iso_tensor **out = &shards->whole[kind * self->count + i];
     iso_dtype type = iso__state_type(&self->slot[i]);
     if (!has_state(self, i, kind)) return ISO_OK;
-    ISO_TRY(iso_tensor_create(value->device, type, value->ndim, value->shape, out));
-    copy_ranges(self, i, self->state[kind]->data, (*out)->data, false);
-    return ISO_OK;
+    ISO_TRY(iso_tensor_create(shards->host, type, value->ndim, value->shape, out));
+    return copy_ranges(self, i, self->state[kind], *out, false);
 }
 
 static iso_status make_all_whole(iso__base_optimizer *self) {
@@ -183,8 +217,8 @@ iso_status iso__dp_state_take(iso__base_optimizer *self) {
     for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
         for (int i = 0; i < self->count; i++)
             if (has_state(self, i, k))
-                copy_ranges(self, i, self->state[k]->data, iso__dp_state_tensor(self, i, k)->data,
-                            true);
+                ISO_TRY(
+                    copy_ranges(self, i, self->state[k], iso__dp_state_tensor(self, i, k), true));
     return ISO_OK;
 }
 
@@ -227,6 +261,11 @@ static iso_status make_shards(iso__base_optimizer *self, const int *place) {
     iso__dp_state *shards = self->shards;
     size_t slots = (size_t)self->count;
     size_t most = (size_t)count_pieces(self, shards->reducer, place);
+    iso_device *device = self->module->device;
+    if (device->ops->host_memory)
+        shards->host = iso_device_retain(device);
+    else
+        ISO_TRY(iso_device_create("cpu", &shards->host));
     ISO_TRY(iso__alloc(slots * sizeof(int), (void **)&shards->place));
     memcpy(shards->place, place, slots * sizeof(int));
     ISO_TRY(iso__alloc_zero((slots + 1) * sizeof(int), (void **)&shards->start));
@@ -251,6 +290,7 @@ void iso__dp_state_destroy(iso__base_optimizer *self) {
     iso__dp_state *shards = self->shards;
     if (!shards) return;
     iso__dp_state_forget(self);
+    iso_device_destroy(&shards->host);
     iso__free(shards->place);
     iso__free(shards->start);
     iso__free(shards->range);

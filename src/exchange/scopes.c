@@ -52,7 +52,8 @@ static bool world_is_node(const iso__scopes *s) {
 static iso_status prefer_nccl(const iso__scopes *s, bool *out) {
     int mode;
     ISO_TRY(iso__node_collective(&mode));
-    *out = s->exchanges && !s->sparse && s->device && strcmp(s->device->ops->name, "cuda") == 0 &&
+    *out = s->exchanges && !s->sparse && !s->zero && s->device &&
+           strcmp(s->device->ops->name, "cuda") == 0 &&
            (mode == ISO_NODE_AUTO || mode == ISO_NODE_NCCL);
     return ISO_OK;
 }
@@ -187,7 +188,12 @@ static maker maker_of(const iso__scopes *s) {
     return s->owns ? iso__transport_phases : iso__transport_host;
 }
 
-// Gradients are in host memory, as iso__scopes_create requires.
+// Between a device and the arena, around a transport of the host, which *out is before the call.
+static iso_status stage_arena(const iso__transport_setup *setup, iso__transport **out) {
+    iso__staged_config config = {.limit_s = iso__comm_timeout(setup->world)};
+    return setup->store->device ? iso__transport_staged(setup, &config, *out, out) : ISO_OK;
+}
+
 static iso_status make_zero(const iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
                             iso__transport **out) {
     iso__transport *sums = NULL;
@@ -196,7 +202,7 @@ static iso_status make_zero(const iso__scopes *s, const iso__transport_setup *se
     iso_status status = iso__transport_zero(setup, comm, sums, out);
     if (status < 0) iso__transport_destroy(&sums);
     ISO_TRY(status);
-    return ISO_OK;
+    return iso_comm_agree(comm, stage_arena(setup, out));
 }
 
 // Whether sums over several nodes may go in two levels: some node has several ranks, and all ranks
@@ -252,12 +258,7 @@ static iso_status make_host(iso__scopes *s, const iso__transport_setup *setup, i
     *out = host;
     if (s->sparse) ISO_TRY(iso__transport_rows(setup, comm, host, &host));
     *out = host;
-    iso_status status = ISO_OK;
-    if (setup->store->device) {
-        iso__staged_config config = {.limit_s = iso__comm_timeout(setup->world)};
-        status = iso__transport_staged(setup, &config, host, out);
-    }
-    return iso_comm_agree(comm, status);
+    return iso_comm_agree(comm, stage_arena(setup, out));
 }
 
 static iso_status make_shards(iso__scopes *s, const iso__transport_setup *setup,

@@ -107,18 +107,18 @@ void iso__store_drop(const iso__store *s, size_t offset, size_t bytes) {
     if (s->pages) iso__pages_clear(s->arena + offset, bytes);
 }
 
-static iso_status copy_bytes(iso__store *s, const void *from, void *to, size_t bytes) {
+static iso_status copy_bytes(const iso__store *s, const void *from, void *to, size_t bytes) {
     if (s->device)
         return iso__store_remote(s)->copy(s->device, ISO__QUEUE_COMPUTE, from, to, bytes);
     memcpy(to, from, bytes);
     return ISO_OK;
 }
 
-iso_status iso__store_load(iso__store *s, size_t offset, size_t bytes, const void *from) {
+iso_status iso__store_load(const iso__store *s, size_t offset, size_t bytes, const void *from) {
     return copy_bytes(s, from, s->gradients + offset, bytes);
 }
 
-iso_status iso__store_save(iso__store *s, size_t offset, size_t bytes, void *to) {
+iso_status iso__store_save(const iso__store *s, size_t offset, size_t bytes, void *to) {
     return copy_bytes(s, s->gradients + offset, to, bytes);
 }
 

@@ -39,8 +39,8 @@ iso_status iso__store_zero(iso__store *s, size_t offset, size_t bytes);
 // pages back to the system; otherwise does nothing.
 void iso__store_drop(const iso__store *s, size_t offset, size_t bytes);
 // Copies bytes of the gradients from other memory of the same device (or of the host), or to it.
-iso_status iso__store_load(iso__store *s, size_t offset, size_t bytes, const void *from);
-iso_status iso__store_save(iso__store *s, size_t offset, size_t bytes, void *to);
+iso_status iso__store_load(const iso__store *s, size_t offset, size_t bytes, const void *from);
+iso_status iso__store_save(const iso__store *s, size_t offset, size_t bytes, void *to);
 // Multiply elements of the gradients, or of the arena.
 iso_status iso__store_scale(iso__store *s, size_t offset, size_t bytes, iso_dtype dtype,
                             double factor);

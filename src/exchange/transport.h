@@ -119,10 +119,10 @@ typedef struct iso__transport_ops {
     // call that succeeds reports times.
     iso_status (*arrive)(iso__transport *self, int bucket, const iso__idle *idle, double *left,
                          iso__exchange_times *times);
-    // NULL unless the transport divides updates among the ranks (ZeRO). Waits until is_back(); then
-    // arrive() must follow. All buckets before this one must be posted.
+    // For stage 2 of ZeRO, so NULL with a device. Waits until is_back(); then arrive() must follow.
+    // All buckets before this one must be posted.
     iso_status (*await_back)(iso__transport *self, int bucket);
-    // NULL unless the transport divides updates among the ranks (ZeRO). With ZeRO, arrive()
+    // Only if the transport divides updates among the ranks (ZeRO: shards > 0). Then arrive()
     // brings only the result of this rank's shard of the bucket. publish() is local: it sends what
     // the caller has written into the shard to all ranks. The bucket must have arrived, and must be
     // collected before it is published again. All ranks publish every bucket that is not local, or

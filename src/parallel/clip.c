@@ -74,6 +74,18 @@ static iso_status add_items(const iso__gradients *g, int first, int end, double 
     return ISO_OK;
 }
 
+// The same on a device with its own memory.
+static iso_status measure_items(iso_device *device, const iso__gradients *g, int first, int end,
+                                double p, double *total) {
+    const iso__remote_ops *remote = device->ops->remote;
+    *total = 0;
+    if (!remote) return add_items(g, first, end, p, total);
+    if (first == end) return ISO_OK;
+    ISO_TRY(remote->clip_norm(device, end - first, g->item + first, p, NULL, total));
+    if (!isinf(p)) *total = p == 2 ? *total * *total : pow(*total, p);
+    return ISO_OK;
+}
+
 // Combines the totals of all ranks' elements. A NaN travels as a flag, because the maximum of NaN
 // and a number is undefined.
 static iso_status add_ranks(const iso__gradients *g, double p, iso_status mine, double *total) {
@@ -86,10 +98,10 @@ static iso_status add_ranks(const iso__gradients *g, double p, iso_status mine, 
     return ISO_OK;
 }
 
-static iso_status norm_here(const iso__gradients *g, double p, double *out) {
+static iso_status norm_here(iso_device *device, const iso__gradients *g, double p, double *out) {
     double total = 0, shards = 0;
-    ISO_TRY(add_items(g, 0, g->whole, p, &total));
-    iso_status status = add_items(g, g->whole, g->count, p, &shards);
+    ISO_TRY(measure_items(device, g, 0, g->whole, p, &total));
+    iso_status status = measure_items(device, g, g->whole, g->count, p, &shards);
     if (g->comm) status = add_ranks(g, p, status, &shards);
     ISO_TRY(status);
     if (isinf(p))
@@ -116,10 +128,10 @@ static iso_status scale_gradient(iso_tensor *t, double factor) {
     return ISO_OK;
 }
 
-static iso_status clip_here(const iso__gradients *g, double p, const double *max_norm,
-                            double *out) {
+static iso_status clip_here(iso_device *device, const iso__gradients *g, double p,
+                            const double *max_norm, double *out) {
     double norm = 0;
-    ISO_TRY(norm_here(g, p, &norm));
+    ISO_TRY(norm_here(device, g, p, &norm));
     double factor = max_norm ? *max_norm / (norm + 1e-6) : 1;
     for (int i = 0; i < g->count && !(factor >= 1); i++)
         ISO_TRY(scale_gradient(g->item[i], factor));
@@ -131,8 +143,9 @@ static iso_status clip_here(const iso__gradients *g, double p, const double *max
 static iso_status clip_all(iso_device *device, iso__gradients *g, double p, const double *max_norm,
                            double *norm) {
     const iso__remote_ops *remote = device->ops->remote;
-    iso_status status = remote ? remote->clip_norm(device, g->count, g->item, p, max_norm, norm)
-                               : clip_here(g, p, max_norm, norm);
+    bool alone = remote && !g->comm; // with ZeRO each rank has a part
+    iso_status status = alone ? remote->clip_norm(device, g->count, g->item, p, max_norm, norm)
+                              : clip_here(device, g, p, max_norm, norm);
     iso__gradients_free(g);
     ISO_TRY(status);
     return ISO_OK;

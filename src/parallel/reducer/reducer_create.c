@@ -68,8 +68,9 @@ static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *
               "ZeRO divides whole gradients among the ranks, but parameter \"%s\" has sparse_rows "
               "%zu: set it to 0, or use no ZeRO",
               sparse->name ? sparse->name : "", sparse->sparse_rows);
-    ISO_CHECK(!is_remote(c), ISO_ERR_UNSUPPORTED,
-              "ZeRO works in the host's memory so far, not on a %s device", c->device->ops->name);
+    ISO_CHECK(!is_remote(c) || c->zero == 1, ISO_ERR_UNSUPPORTED,
+              "ZeRO stage %d works in the host's memory so far, not on a %s device: use stage 1",
+              c->zero, c->device->ops->name);
     ISO_CHECK(c->scope == ISO_SCOPE_WORLD, ISO_ERR_UNSUPPORTED,
               "ZeRO averages gradients over all ranks: use scope world with it, not %s",
               iso__scope_name(c->scope));

@@ -379,7 +379,8 @@ iso_status iso__round_publish(iso__round *r, bool waits) {
     bool posted = r->issued == layout_of(r)->bucket_count && r->busy > 0;
     if (posted) ISO_TRY(iso__transport_settle(r->transport));
     ISO_TRY(measure_from(r, 0));
-    return publish_down(r, 0, waits);
+    ISO_TRY(publish_down(r, 0, waits));
+    return iso__transport_flush(r->transport); // values may still be leaving a device
 }
 
 iso_status iso__round_share(iso__round *r) {
@@ -430,9 +431,11 @@ iso_status iso__round_complete(iso__round *r, int b) {
     return makes_room ? iso__round_publish_back(r) : ISO_OK;
 }
 
-// A wait between updates would split the updates that a device launches together.
+// A wait between updates would split the updates that a device launches together. With ZeRO later
+// buckets are published first.
 iso_status iso__round_arrive_first(iso__round *r, int b) {
     double left;
-    bool launches = r->bucket[b].stage != OPEN && r->bucket[b].via->launches;
-    return launches ? bring_back(r, b, &left) : ISO_OK;
+    bool there = r->bucket[b].stage == POSTED || r->bucket[b].stage == ARRIVED;
+    if (!there || is_shared(r, b) || !r->bucket[b].via->launches) return ISO_OK;
+    return bring_back(r, b, &left);
 }

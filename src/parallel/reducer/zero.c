@@ -5,8 +5,6 @@
 
 #include "parallel/reducer/slot_types.h"
 
-#include <string.h>
-
 // Buckets of this size in all may be under way even if no bucket is that large.
 #define ROOM_BYTES ((size_t)4 << 20)
 
@@ -160,27 +158,32 @@ void iso__zero_updated(iso__zero *z, int bucket) {
 
 // ---- Values, in stages 1 and 2 ----------------------------------------------------------------------
 
+static void copy_converted(const iso__zero *z, const iso__grad_slot *s, iso__own which, bool out) {
+    if (out)
+        iso__slot_widen(s, z->store->arena, which, s->value);
+    else
+        iso__slot_narrow(s, z->store->arena, which, s->value);
+}
+
 // Copies elements of a slot from its value to where its gradient lies, or back.
-static void copy_elements(const iso__zero *z, int slot, iso__own which, bool out) {
+static iso_status copy_elements(const iso__zero *z, int slot, iso__own which, bool out) {
     const iso__grad_slot *s = &z->layout->slot[slot];
-    size_t size = iso_dtype_size(s->dtype);
-    if (iso__slot_converts(s)) {
-        if (out)
-            iso__slot_widen(s, z->store->arena, which, s->value);
-        else
-            iso__slot_narrow(s, z->store->arena, which, s->value);
-        return;
-    }
+    size_t size = iso_dtype_size(s->dtype), offset = s->offset + which.first * size;
     char *value = (char *)s->value + which.first * size;
-    char *place = z->store->arena + s->offset + which.first * size;
-    if (which.count > 0) memcpy(out ? place : value, out ? value : place, which.count * size);
+    if (which.count == 0) return ISO_OK;
+    if (iso__slot_converts(s)) {
+        copy_converted(z, s, which, out);
+        return ISO_OK;
+    }
+    return out ? iso__store_load(z->store, offset, which.count * size, value)
+               : iso__store_save(z->store, offset, which.count * size, value);
 }
 
 iso_status iso__zero_publish(iso__zero *z, int bucket) {
     const iso__layout *l = z->layout;
     const iso__range *range = &l->range[bucket];
     for (int k = range->first; k <= range->last; k++)
-        copy_elements(z, l->order[k], iso__zero_own(z, l, l->order[k]), true);
+        ISO_TRY(copy_elements(z, l->order[k], iso__zero_own(z, l, l->order[k]), true));
     z->published += l->bucket[bucket].bytes;
     return z->transport->ops->publish(z->transport, bucket);
 }
@@ -195,8 +198,8 @@ iso_status iso__zero_collect(iso__zero *z, int bucket, const iso__idle *idle,
         int s = l->order[k];
         iso__own own = iso__zero_own(z, l, s);
         size_t behind = own.first + own.count;
-        copy_elements(z, s, (iso__own){0, own.first}, false);
-        copy_elements(z, s, (iso__own){behind, l->slot[s].count - behind}, false);
+        ISO_TRY(copy_elements(z, s, (iso__own){0, own.first}, false));
+        ISO_TRY(copy_elements(z, s, (iso__own){behind, l->slot[s].count - behind}, false));
     }
     z->published -= l->bucket[bucket].bytes;
     iso__store_drop(z->store, l->bucket[bucket].offset, l->bucket[bucket].bytes);
