@@ -155,6 +155,8 @@ static iso_status reduce_numbers(iso_comm *comm, void *data, size_t count, MPI_D
                              : op == ISO_MAX ? "maximum"
                                              : "minimum",
                              count, type == MPI_DOUBLE ? "f64" : "i64"));
+    ISO_CHECK(count <= PTRDIFF_MAX / 8, ISO_ERR_ARG, "%zu numbers are too many for a reduction",
+              count);
     size_t done = 0, chunk;
     do { // of no numbers, too: all ranks meet
         chunk = chunk_of((count - done) * 8) / 8;

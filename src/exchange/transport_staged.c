@@ -130,12 +130,13 @@ static iso_status advance_out(iso__transport *t) {
 
 static iso_status give_up(const staged *self, double seconds) {
     int i = 0;
-    while (!is_leaving(&self->cargo[i])) i++;
+    place missing = self->leaving > 0 ? LEAVING : PUBLISHING;
+    while (self->cargo[i].place != missing) i++;
     return ISO_FAIL(ISO_ERR_TIMEOUT,
                     "rank %d has waited %.0f s for the %s of \"%s\" from device %s (ISO_TIMEOUT)",
                     iso_comm_rank(self->with.world), seconds,
-                    self->cargo[i].place == LEAVING ? "gradients" : "values",
-                    self->with.buckets->item[i].label, iso_device_name(self->with.store->device));
+                    missing == LEAVING ? "gradients" : "values", self->with.buckets->item[i].label,
+                    iso_device_name(self->with.store->device));
 }
 
 // Until all gradients are with the inner transport; all: and all values.
@@ -203,7 +204,8 @@ static bool do_meanwhile(void *user) {
     meanwhile *m = user;
     bool any = false;
     if (m->status == ISO_OK && is_copying(m->self)) m->status = send_arrived(m->self, &any);
-    return (m->status == ISO_OK && m->idle && m->idle->call(m->idle->user)) || any;
+    if (m->status == ISO_OK && m->idle && m->idle->call(m->idle->user)) any = true;
+    return any || (m->status == ISO_OK && is_copying(m->self)); // only then it is called again soon
 }
 
 static iso_status arrive_inside(staged *self, int i, const iso__idle *idle, double *left,
@@ -278,11 +280,14 @@ static iso_status collect_values(iso__transport *t, int i, const iso__idle *idle
     staged *self = staged_of(t);
     cargo *c = &self->cargo[i];
     iso__exchange_times learnt;
-    ISO_CHECK(!c->failed, ISO_ERR_STATE,
+    meanwhile m = {self, idle, ISO_OK};
+    const iso__idle both = {.call = do_meanwhile, .user = &m};
+    ISO_TRY(flush_copies(self, true)); // another rank may wait for later buckets
+    ISO_CHECK(!c->failed && c->place == PUBLISHED, ISO_ERR_STATE,
               "the values of \"%s\" were never exchanged: copying them from the device failed",
               self->with.buckets->item[i].label);
-    ISO_TRY(flush_copies(self, true)); // another rank may wait for later buckets
-    ISO_TRY(self->inner->ops->collect(self->inner, i, idle, &learnt));
+    ISO_TRY(self->inner->ops->collect(self->inner, i, &both, &learnt));
+    ISO_TRY(m.status);
     learnt.left_device = true;
     iso__times_keep(&c->times, &learnt);
     ISO_TRY(copy_in(self, i, whole_of(self, i)));
@@ -294,7 +299,8 @@ static iso_status collect_values(iso__transport *t, int i, const iso__idle *idle
 
 static bool is_collected(const iso__transport *t, int i) {
     const staged *self = const_staged_of(t);
-    return self->cargo[i].place != PUBLISHING && self->inner->ops->is_collected(self->inner, i);
+    const cargo *c = &self->cargo[i];
+    return c->place == PUBLISHED && !c->failed && self->inner->ops->is_collected(self->inner, i);
 }
 
 static iso__channel *plan_of_inner(const iso__transport *t, int *bucket, int *count) {

@@ -100,8 +100,8 @@ static iso_status add_ranks(const iso__gradients *g, double p, iso_status mine, 
 
 static iso_status norm_here(iso_device *device, const iso__gradients *g, double p, double *out) {
     double total = 0, shards = 0;
-    ISO_TRY(measure_items(device, g, 0, g->whole, p, &total));
-    iso_status status = measure_items(device, g, g->whole, g->count, p, &shards);
+    iso_status status = measure_items(device, g, 0, g->whole, p, &total);
+    if (status >= 0) status = measure_items(device, g, g->whole, g->count, p, &shards);
     if (g->comm) status = add_ranks(g, p, status, &shards);
     ISO_TRY(status);
     if (isinf(p))

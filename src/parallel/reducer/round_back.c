@@ -380,7 +380,7 @@ iso_status iso__round_publish(iso__round *r, bool waits) {
     if (posted) ISO_TRY(iso__transport_settle(r->transport));
     ISO_TRY(measure_from(r, 0));
     ISO_TRY(publish_down(r, 0, waits));
-    return iso__transport_flush(r->transport); // values may still be leaving a device
+    return r->zero ? iso__transport_flush(r->transport) : ISO_OK; // values may be leaving a device
 }
 
 iso_status iso__round_share(iso__round *r) {
