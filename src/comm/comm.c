@@ -107,9 +107,14 @@ static iso_status bcast_chunk(iso_comm *comm, void *data, size_t bytes, int root
     return ISO_OK;
 }
 
-iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
+static iso_status check_root(const iso_comm *comm, const char *what, int root) {
     ISO_CHECK(root >= 0 && root < comm->size, ISO_ERR_ARG,
-              "a broadcast from rank %d: the communicator has ranks 0 to %d", root, comm->size - 1);
+              "%s rank %d: the communicator has ranks 0 to %d", what, root, comm->size - 1);
+    return ISO_OK;
+}
+
+iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
+    ISO_TRY(check_root(comm, "a broadcast from", root));
     ISO_TRY(iso__debug_match(comm, "a broadcast of %zu byte%s from rank %d", bytes,
                              ISO_PLURAL(bytes), root));
     for (size_t done = 0, chunk; done < bytes; done += chunk) {
@@ -155,6 +160,7 @@ static iso_status reduce_numbers(iso_comm *comm, void *data, size_t count, MPI_D
                              : op == ISO_MAX ? "maximum"
                                              : "minimum",
                              count, type == MPI_DOUBLE ? "f64" : "i64"));
+    ISO_CHECK((int)op >= ISO_SUM && op <= ISO_MIN, ISO_ERR_ARG, "unknown reduction %d", (int)op);
     ISO_CHECK(count <= PTRDIFF_MAX / 8, ISO_ERR_ARG, "%zu numbers are too many for a reduction",
               count);
     size_t done = 0, chunk;
@@ -240,6 +246,7 @@ iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int r
     uint64_t *wire = NULL;
     *out = NULL;
     *sizes = NULL;
+    ISO_TRY(check_root(comm, "a gather on", root));
     ISO_TRY(iso__debug_match(comm, "a gather on rank %d", root));
     ISO_TRY(gather_sizes(comm, bytes, root, &wire));
     iso_status status = comm->rank == root ? allocate_gather(comm, wire, &all, &each) : ISO_OK;

@@ -36,6 +36,9 @@ static void read_table(const char *file) {
             model.rows[model.count++] = r;
     }
     fclose(from);
+    if (model.count > 0) return;
+    fprintf(stderr, "error: %s is no table of kernels: make one with bench_step --table\n", file);
+    MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
 static double work_of(const row *r) { return r->flops > 0 ? r->flops : r->bytes; }

@@ -472,6 +472,13 @@ Test(np3_comm, a_broadcast_names_a_root_that_is_none) {
     cr_assert(iso_comm_bcast(test_comm, &byte, 1, 3) == ISO_ERR_ARG);
     cr_assert(strstr(iso_last_error()->message, "ranks 0 to 2"), "%s", iso_last_error()->message);
     cr_assert(iso_comm_bcast(test_comm, &byte, 1, -1) == ISO_ERR_ARG);
+    char *all;
+    size_t *each;
+    cr_assert(iso_comm_gather(test_comm, &byte, 1, 3, &all, &each) == ISO_ERR_ARG);
+    double x = 1;
+    cr_assert(iso_comm_allreduce_f64(test_comm, &x, 1, (iso_reduce)7) == ISO_ERR_ARG);
+    cr_assert(iso_comm_allreduce_f64(test_comm, &x, SIZE_MAX, ISO_SUM) == ISO_ERR_ARG);
+    iso_assert_ok(iso_comm_barrier(test_comm));
 }
 
 Test(np2_comm, a_request_that_is_gone_is_complete) {

@@ -18,7 +18,26 @@ syncs=${8:-blocking lazy localsgd diloco daso gossip}
 batch=64 daso_steps=32
 [ "$model" != mlp ] || daso_steps=96 # the first periods, which it chooses, are longer than 16 steps
 [ "$model" != resnet18 ] || batch=32
+refuse() { # why
+    echo "runs_scale.sh: $1" >&2
+    exit 1
+}
+for number in $ranks_list $each_list $rates; do
+    case $number in
+    *[!0-9]* | 0*) refuse "$number is no number above 0" ;;
+    esac
+done
+for ranks in $ranks_list; do
+    for each in $each_list; do
+        [ $((ranks % each)) = 0 ] || refuse "$ranks ranks do not fill hosts of $each: give a multiple"
+    done
+done
+[ -d "$build" ] || refuse "there is no folder $build: make it with build_scale.sh"
+[ -f "$tables/$model-$batch.times" ] || refuse "there is no table $tables/$model-$batch.times: make it with tables.sh"
 touch "$file"
+{ [ -z "$(tail -c 1 "$file")" ] && ! grep -v '^{.*}$' "$file"; } ||
+    refuse "$file has a line that is not whole: remove it"
+failed=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 143' INT TERM HUP
@@ -47,6 +66,7 @@ run() { # sync, settings, ranks, ranks per host, Mbit/s, steps, warm-up
     if ! out=$(sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m "$shared" -- "$@" </dev/null) ||
         [ -z "$out" ]; then # smpirun forgets some errors
         echo "runs_scale.sh: the simulation of \"$name\" failed" >&2
+        failed=1
         return 0
     fi
     echo "$out" | sed "s/^{/{\"run\": \"$name\", \"hosts\": $hosts, \"mbit\": $rate, /" >>"$file"
@@ -59,7 +79,10 @@ run_sync() { # sync, ranks, ranks per host, Mbit/s
     localsgd) run "$1" period=8 "$2" "$3" "$4" 16 8 ;;
     diloco) run "$1" period=16 "$2" "$3" "$4" 16 16 ;;
     daso) run "$1" warmup-steps=4,cooldown-steps=0 "$2" "$3" "$4" "$daso_steps" "$daso_steps" ;;
-    *) echo "runs_scale.sh: no runs of --sync $1" >&2 ;;
+    *)
+        echo "runs_scale.sh: no runs of --sync $1" >&2
+        failed=1
+        ;;
     esac
 }
 
@@ -72,3 +95,4 @@ for ranks in $ranks_list; do
         done
     done
 done
+exit $failed
