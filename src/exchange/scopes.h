@@ -14,8 +14,8 @@ iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG for an invalid valu
 // Collective over world, which must be located (iso__comm_locate); retains it. Determines which
 // ranks share a node, and whether GPUs are to sum by NCCL: the layout of buckets depends on both.
 // Creates neither the NCCL communicator nor shared memory. exchanges: false if nothing is to
-// travel. zero: the ranks divide the updates; this requires gradients in host memory, a hook that
-// converts nothing, and the scope world. sparse: there are sparse buckets; then NCCL is not used.
+// travel. zero: the ranks divide the updates; this requires the scope world. sparse: there are
+// sparse buckets. With either, NCCL is not used.
 iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
                               bool exchanges, bool zero, bool sparse, iso__scopes **out);
 // Collective. Accepts NULL. Returns false if exchanges are under way; the caller must then keep all
