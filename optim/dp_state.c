@@ -92,23 +92,26 @@ iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t fi
 
 // ---- State moves ------------------------------------------------------------------------------------
 
-static iso_status borrow_range(iso_tensor *from, iso_dtype type, const range *p, size_t offset,
-                               iso_tensor **out) {
-    return iso_tensor_borrow(from->device, type, 1, &p->count, (char *)from->data + offset, out);
+// A view without memory of its own: taking a loaded state cannot fail for want of memory, which on
+// one rank alone would leave the ranks with different states.
+static iso_tensor view_range(const iso_tensor *from, iso_dtype type, const range *p,
+                             size_t offset) {
+    return (iso_tensor){.device = from->device,
+                        .references = 1,
+                        .dtype = type,
+                        .layout = ISO_LAYOUT_LOGICAL,
+                        .ndim = 1,
+                        .shape = {p->count},
+                        .count = p->count,
+                        .data = (char *)from->data + offset};
 }
 
 static iso_status copy_range(const range *p, iso_dtype type, iso_tensor *arena, iso_tensor *whole,
                              bool in) {
     size_t first = (size_t)p->first * iso_dtype_size(type);
-    iso_tensor *here, *there;
-    ISO_TRY(borrow_range(arena, type, p, p->offset, &here));
-    iso_status status = borrow_range(whole, type, p, first, &there);
-    if (status >= 0) {
-        status = in ? iso_tensor_copy(there, here) : iso_tensor_copy(here, there);
-        iso_tensor_destroy(&there);
-    }
-    iso_tensor_destroy(&here);
-    return status;
+    iso_tensor here = view_range(arena, type, p, p->offset);
+    iso_tensor there = view_range(whole, type, p, first);
+    return in ? iso_tensor_copy(&there, &here) : iso_tensor_copy(&here, &there);
 }
 
 // The elements of slot i that are here, between an arena of ranges and a whole tensor. in: into the
