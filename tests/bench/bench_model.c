@@ -10,8 +10,9 @@
 #include <string.h>
 #include <time.h>
 
-#define MOST_ROWS 1024
-#define POLL_US   100.0 // between two tests of a progress thread
+#define MOST_ROWS    1024
+#define MOST_LACKING 64
+#define POLL_US      100.0 // between two tests of a progress thread
 
 typedef struct row {
     char operation[48];
@@ -21,24 +22,40 @@ typedef struct row {
 static struct {
     row rows[MOST_ROWS];
     int count;
+    const char *lacking[MOST_LACKING]; // operations without a row, each of which has been told
+    int lacking_count;
     double rest_ms, poll_us;
     iso_comm *comm;
-    bool polls;
+    bool polls, found; // a kernel with a row has run: setting up is over
 } model;
 
 static void read_table(const char *file) {
     FILE *from = fopen(file, "r");
     if (!from) fprintf(stderr, "error: there is no table %s\n", file), MPI_Abort(MPI_COMM_WORLD, 1);
+    bool empty = true;
     for (row r; fscanf(from, "%47s %lf %lf %lf", r.operation, &r.flops, &r.bytes, &r.ms) == 4;) {
+        empty = false;
         if (strcmp(r.operation, "rest") == 0)
             model.rest_ms = r.ms;
         else if (model.count < MOST_ROWS)
             model.rows[model.count++] = r;
     }
     fclose(from);
-    if (model.count > 0) return;
+    if (!empty) return;
     fprintf(stderr, "error: %s is no table of kernels: make one with bench_step --table\n", file);
     MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+static void tell_lacking(const char *operation) {
+    for (int i = 0; i < model.lacking_count; i++)
+        if (strcmp(model.lacking[i], operation) == 0) return;
+    if (model.lacking_count == MOST_LACKING) return;
+    model.lacking[model.lacking_count++] = operation;
+    if (iso_comm_rank(model.comm) == 0)
+        fprintf(stderr,
+                "warning: the table has no times of %s: it takes no time; make a table of this "
+                "--model\n",
+                operation);
 }
 
 static double work_of(const row *r) { return r->flops > 0 ? r->flops : r->bytes; }
@@ -54,8 +71,11 @@ static double time_of(const char *operation, double flops, double bytes) {
         double ratio = work > work_of(r) ? work / work_of(r) : work_of(r) / work;
         if (!nearest || ratio < least) nearest = r, least = ratio;
     }
+    if (nearest) model.found = true;
     if (equal > 0) return sum / equal;
-    return nearest ? nearest->ms * work / work_of(nearest) : 0;
+    if (nearest) return nearest->ms * work / work_of(nearest);
+    if (model.found) tell_lacking(operation);
+    return 0;
 }
 
 static void sleep_ns(int64_t ns) {

@@ -58,9 +58,17 @@ static int whole(const char *option, const char *text) {
     return (int)bench_number(usage, option, text, 0, 1e6);
 }
 
+static const char *checked_model(const char *text) {
+    static const char *const names[] = {"mlp", "cnn", "resnet18", "wide"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(text, names[i]) == 0) return names[i];
+    bench_usage(usage, "--model: give mlp, cnn, resnet18 or wide");
+    return NULL;
+}
+
 static void set_option(scale_options *o, int letter, char *text) {
     switch (letter) {
-    case 'm': o->model = text; break;
+    case 'm': o->model = checked_model(text); break;
     case 's': o->sync = text; break;
     case 'e': o->settings = text; break;
     case 'p': o->progress = text; break;

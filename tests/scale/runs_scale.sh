@@ -63,8 +63,7 @@ run() { # sync, settings, ranks, ranks per host, Mbit/s, steps, warm-up
     cp "$here/costs" "$work/costs"
     [ "$rate" -le 1000 ] || echo "byte_ns=0" >>"$work/costs"
     export SCALE_COSTS="$work/costs"
-    if ! out=$(sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m "$shared" -- "$@" </dev/null) ||
-        [ -z "$out" ]; then # smpirun forgets some errors
+    if ! out=$(sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m "$shared" -- "$@" </dev/null); then
         echo "runs_scale.sh: the simulation of \"$name\" failed" >&2
         failed=1
         return 0

@@ -24,14 +24,22 @@ while getopts b:n:p:r:m: option; do
     esac
 done
 shift $((OPTIND - 1))
+refuse() { # why
+    echo "simulate.sh: $1" >&2
+    exit 1
+}
+for number in "$hosts" "$ranks" "$rate"; do
+    case $number in
+    *[!0-9]* | '' | 0*) refuse "$number is no number above 0" ;;
+    esac
+done
+case $shared in *[!0-9]* | '') refuse "-m $shared is no number of bytes" ;; esac
 command -v smpirun >/dev/null || {
     echo "simulate.sh: needs smpirun (Debian: apt-get install libsimgrid-dev)" >&2
     exit 77
 }
-[ -x "$build/bench_scale_simulated" ] || {
-    echo "simulate.sh: there is no bench_scale_simulated in $build: run build_scale.sh $build" >&2
-    exit 1
-}
+[ -x "$build/bench_scale_simulated" ] ||
+    refuse "there is no bench_scale_simulated in $build: run build_scale.sh $build"
 # shellcheck source=tests/scale/costs disable=SC2154
 . "${SCALE_COSTS:-$here/costs}"
 work=$(mktemp -d)
@@ -61,4 +69,7 @@ export ISO_NODE_COLLECTIVE=mpi ISO_STALL_WARN=0
 smpirun -np $((hosts * ranks)) -platform "$work/platform.xml" -hostfile "$work/hosts" \
     --cfg=smpi/simulate-computation:no --cfg=smpi/host-speed:1 --cfg=smpi/display-timing:no --cfg=smpi/test:0 \
     --cfg=smpi/iprobe:0 --cfg=smpi/os:0:0:0 --cfg=smpi/or:0:0:0 --cfg=smpi/bw-factor:0:1 --cfg=smpi/lat-factor:0:1 \
-    --cfg=network/crosstraffic:no --log=root.thres:critical "$build/bench_scale_simulated" "$@"
+    --cfg=network/crosstraffic:no --log=root.thres:critical "$build/bench_scale_simulated" "$@" >"$work/line"
+# smpirun returns 0 after some errors.
+[ -s "$work/line" ] || refuse "the simulation has printed no result"
+cat "$work/line"

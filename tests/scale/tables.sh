@@ -10,6 +10,12 @@ set -eu
     sed -n 's/^# usage: /usage: /p' "$0" >&2
     exit 2
 }
+for program in bench_step bench_scale; do
+    [ -x "tests/bench/$program" ] || {
+        echo "tables.sh: there is no tests/bench/$program here: run \"make bench\" in the build tree, and this there" >&2
+        exit 1
+    }
+done
 mkdir -p "$1"
 ranks=${2:-2}
 time_kernels() { # model, batch, steps
