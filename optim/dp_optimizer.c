@@ -59,6 +59,12 @@ static iso_status finish_piece(int i, size_t first, size_t count, const double s
     return iso__finish_piece(self->core, k, (int64_t)first, (int64_t)count, square, frozen);
 }
 
+static iso_status collect_pieces(void *user) {
+    const dp_optimizer *self = user;
+    iso_device *device = self->core->module->device;
+    return device->ops->remote ? device->ops->remote->collect(device) : ISO_OK;
+}
+
 static iso_status step_dp(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     iso__count_step(self->core);
@@ -200,18 +206,13 @@ static iso_status share_state(dp_optimizer *self, const int *mine) {
     ISO_CHECK(!rule->whole || rule->measure, ISO_ERR_UNSUPPORTED,
               "%s updates whole parameters, and ZeRO cuts them: use another optimizer, or no ZeRO",
               rule->ops.name);
-    const iso_device *device = self->core->module->device;
-    ISO_CHECK(!rule->whole || device->ops->host_memory, ISO_ERR_UNSUPPORTED,
-              "%s with ZeRO works in the host's memory so far, not on a %s device: use another "
-              "optimizer, or no ZeRO",
-              rule->ops.name, device->ops->name);
     return iso__dp_state_create(self->core, reducer_of(self), mine);
 }
 
 // How it updates some elements of a parameter. A rule that needs the whole parameter does so with
 // ZeRO only, in two halves.
 static iso_status set_pieces(const dp_optimizer *self) {
-    static const iso__reducer_halves halves = {measure_piece, finish_piece};
+    static const iso__reducer_halves halves = {measure_piece, finish_piece, collect_pieces};
     if (!iso__rule_of(self->core)->whole)
         return iso_reducer_set_apply_piece(reducer_of(self), self->id, apply_piece);
     if (!iso__reducer_shares_updates(reducer_of(self))) return ISO_OK;

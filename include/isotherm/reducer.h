@@ -214,7 +214,7 @@ typedef struct iso_reducer_config {
     // before step() or iso_reducer_finish, which report the mistake: the ranks that wait join that
     // collective after the time limit only.
     //
-    // ISO_ERR_UNSUPPORTED: stage 2 or LAMB on a device with its own memory; a scope other than
+    // ISO_ERR_UNSUPPORTED: stage 2 on a device with its own memory; a scope other than
     // ISO_SCOPE_WORLD; sparse gradients; stage 3, which is for modules. ISO_ERR_ARG: no such stage.
     int zero;
     // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal

@@ -129,6 +129,9 @@ typedef struct iso__remote_ops {
     // if norm is not NULL.
     iso_status (*clip_norm)(iso_device *self, int count, iso_tensor *const *x, double p,
                             const double *max_norm, double *norm);
+    // Waits for the numbers that kernels have promised to the host (lamb_measure), and delivers
+    // them. On an error, delivers nothing, and forgets them.
+    iso_status (*collect)(iso_device *self);
     // Clamps every element to [-most, most]; NaN stays NaN.
     iso_status (*clip_value)(iso_device *self, int count, iso_tensor *const *x, double most);
 } iso__remote_ops;
@@ -368,10 +371,11 @@ typedef struct iso_kernel_ops {
     // The memory is one layer in the sense of the formula: the norms are over all of it.
     iso_status (*lamb)(iso_device *self, int64_t count, const iso__lamb_args *args, const void *g,
                        void *p, void *m, void *v);
-    // The same in two halves, for a layer of which some elements are elsewhere (ZeRO, in the host's
-    // memory; NULL on a device). The first updates the moments and gives the squares of the norms
-    // of these elements of the parameter and of the direction. The second makes the step, with the
-    // squares of the norms of the whole layer.
+    // The same in two halves, for a layer of which some elements are elsewhere (ZeRO). The first
+    // updates the moments and gives the squares of the norms of these elements of the parameter and
+    // of the direction; with memory of its own, a device writes them in remote->collect, until
+    // which `square` must exist. The second makes the step, with the squares of the norms of the
+    // whole layer.
     iso_status (*lamb_measure)(iso_device *self, int64_t count, const iso__lamb_args *args,
                                const void *g, const void *p, void *m, void *v, double square[2]);
     iso_status (*lamb_step)(iso_device *self, int64_t count, const iso__lamb_args *args,

@@ -4,9 +4,11 @@
 #include "common/mpi_fixture.h"
 
 #include "base/base.h"
+#include "tensor/tensor_impl.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int stage_now;
 static void put_stage(iso_data_parallel_config *dp) { dp->zero = stage_now; }
@@ -58,4 +60,23 @@ void zero_equals_stage_1(int stage, int from, int by) {
         // LAMB adds norms over the ranks.
         iso_assert_all(kinds[i / 3] == ISO_LAMB || all == zero_hash_of(config, 0));
     }
+}
+
+// On a device, too.
+static bool same_bits(iso_tensor *x, iso_tensor *y) {
+    void *a, *b;
+    if (iso__tensor_bytes(x) != iso__tensor_bytes(y)) return false;
+    if (iso_tensor_map(x, ISO_READ, &a) < 0) return false;
+    bool same = iso_tensor_map(y, ISO_READ, &b) == ISO_OK;
+    if (same) same = memcmp(a, b, iso__tensor_bytes(x)) == 0 && iso_tensor_unmap(y) == ISO_OK;
+    return iso_tensor_unmap(x) == ISO_OK && same;
+}
+
+bool zero_same_dicts(const iso_state_dict *a, const iso_state_dict *b) {
+    if (a->count != b->count) return false;
+    for (int i = 0; i < a->count; i++) {
+        iso_tensor *x = a->item[i].tensor, *y = iso_state_dict_find(b, a->item[i].name);
+        if (!y || !same_bits(x, y)) return false;
+    }
+    return true;
 }

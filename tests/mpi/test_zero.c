@@ -3,6 +3,7 @@
 // 1, and with -DZERO_STAGE=2 or 3 for these stages.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
+#include "common/zero_fixture.h"
 
 #include "optim/optim_impl.h"
 #include "tensor/tensor_impl.h"
@@ -260,24 +261,6 @@ static void state_is_shared(void) {
 Test(np2_zero, each_rank_keeps_its_share_of_state) { state_is_shared(); }
 Test(np4_zero, each_rank_keeps_its_share_of_state) { state_is_shared(); }
 
-static bool same_bits(iso_tensor *x, iso_tensor *y) {
-    void *a, *b;
-    if (iso__tensor_bytes(x) != iso__tensor_bytes(y)) return false;
-    if (iso_tensor_map(x, ISO_READ, &a) < 0) return false;
-    bool same = iso_tensor_map(y, ISO_READ, &b) == ISO_OK;
-    if (same) same = memcmp(a, b, iso__tensor_bytes(x)) == 0 && iso_tensor_unmap(y) == ISO_OK;
-    return iso_tensor_unmap(x) == ISO_OK && same;
-}
-
-static bool same_dicts(const iso_state_dict *a, const iso_state_dict *b) {
-    if (a->count != b->count) return false;
-    for (int i = 0; i < a->count; i++) {
-        iso_tensor *x = a->item[i].tensor, *y = iso_state_dict_find(b, a->item[i].name);
-        if (!y || !same_bits(x, y)) return false;
-    }
-    return true;
-}
-
 // A state_dict is the usual one, whoever makes it, and on how many ranks. Training goes on from it.
 static void state_moves(iso_optimizer_kind kind, bool amsgrad) {
     trainer_config plain = config_of(kind, false), zero = config_of(kind, true);
@@ -292,7 +275,7 @@ static void state_moves(iso_optimizer_kind kind, bool amsgrad) {
     iso_assert_ok(trainer_train(&b, STEPS));
     iso_assert_ok(iso_optimizer_state_dict(a.optimizer, &whole));
     iso_assert_ok(iso_optimizer_state_dict(b.optimizer, &gathered));
-    iso_assert_all(same_dicts(&whole, &gathered));
+    iso_assert_all(zero_same_dicts(&whole, &gathered));
     // Other state, and back.
     iso_assert_ok(trainer_step(&b, STEPS, NULL));
     iso_assert_ok(trainer_hash(&b, &one));
@@ -333,7 +316,7 @@ Test(np3_zero, state_goes_to_other_numbers_of_ranks) {
     iso_assert_ok(trainer_create(&next, comm, test_rank < 2 ? &zero : &alone));
     iso_assert_ok(iso_optimizer_load_state_dict(next.optimizer, &dict, true, NULL));
     iso_assert_ok(iso_optimizer_state_dict(next.optimizer, &again));
-    iso_assert_all(same_dicts(&dict, &again));
+    iso_assert_all(zero_same_dicts(&dict, &again));
     iso_state_dict_destroy(&again);
     iso_state_dict_destroy(&dict);
     trainer_destroy(&next);

@@ -3,6 +3,7 @@
 // -DZERO_STAGE=2 or 3 for these stages.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
+#include "common/zero_fixture.h"
 
 #include "base/base.h"
 #include "tensor/tensor_impl.h"
@@ -203,16 +204,6 @@ Test(np3_zero_lamb, uneven_inputs_end_alike) {
 
 // ---- State ----------------------------------------------------------------------------------------------
 
-static bool same_dicts(const iso_state_dict *a, const iso_state_dict *b) {
-    if (a->count != b->count) return false;
-    for (int i = 0; i < a->count; i++) {
-        const iso_tensor *x = a->item[i].tensor, *y = iso_state_dict_find(b, a->item[i].name);
-        if (!y || iso__tensor_bytes(x) != iso__tensor_bytes(y)) return false;
-        if (memcmp(x->data, y->data, iso__tensor_bytes(x)) != 0) return false;
-    }
-    return true;
-}
-
 // Of three ranks with ZeRO, two go on with it, and one without.
 Test(np3_zero_lamb, state_goes_to_other_numbers_of_ranks) {
     iso_state_dict dict = {0}, again = {0};
@@ -228,7 +219,7 @@ Test(np3_zero_lamb, state_goes_to_other_numbers_of_ranks) {
     iso_assert_ok(trainer_create(&next, comm, &config));
     iso_assert_ok(iso_optimizer_load_state_dict(next.optimizer, &dict, true, NULL));
     iso_assert_ok(iso_optimizer_state_dict(next.optimizer, &again));
-    iso_assert_all(same_dicts(&dict, &again));
+    iso_assert_all(zero_same_dicts(&dict, &again));
     iso_state_dict_destroy(&again);
     iso_state_dict_destroy(&dict);
     trainer_destroy(&next);

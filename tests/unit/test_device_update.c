@@ -221,6 +221,28 @@ static void lamb_oracle(int64_t count, int variant, int step, const in_double *x
     for (int64_t i = 0; i < count; i++) x->p[i] -= a.lr * ratio * lamb_direction(&a, x, i);
 }
 
+// Parts of a layer, as ZeRO cuts it; with variant 1, more than a device keeps numbers of.
+static iso_status lamb_in_halves(const target *on, int64_t count, int variant, int step,
+                                 const on_device *x) {
+    enum { MOST = 260 };
+    iso__lamb_args a = lamb_args(variant, step);
+    int64_t most = variant & 1 ? MOST : 3, parts = count < most ? count : most;
+    size_t size = iso_dtype_size(on->dtype);
+    double square[MOST][2], total[2] = {0, 0};
+#define AT(array, part) ((char *)(array) + (size_t)(count * (part) / parts) * size)
+    for (int64_t k = 0; k < parts; k++)
+        ISO_TRY(on->kernels->lamb_measure(on->device, count * (k + 1) / parts - count * k / parts,
+                                          &a, AT(x->g, k), AT(x->p, k), AT(x->s[0], k),
+                                          AT(x->s[1], k), square[k]));
+    if (on->device->ops->remote) ISO_TRY(on->device->ops->remote->collect(on->device));
+    for (int64_t k = 0; k < parts; k++) total[0] += square[k][0], total[1] += square[k][1];
+    for (int64_t k = 0; k < parts; k++)
+        ISO_TRY(on->kernels->lamb_step(on->device, count * (k + 1) / parts - count * k / parts, &a,
+                                       total, AT(x->p, k), AT(x->s[0], k), AT(x->s[1], k)));
+#undef AT
+    return ISO_OK;
+}
+
 static iso_status scale(const target *on, int64_t count, int variant, int step,
                         const on_device *x) {
     return on->kernels->scale(on->device, count, variant + 0.25 * step, x->p);
@@ -239,6 +261,7 @@ static const rule rules[] = {
     {"scale", 2, scale, scale_oracle},
     {"amsgrad", 4, amsgrad, amsgrad_oracle},
     {"nadam", 2, nadam, nadam_oracle},
+    {"lamb in halves", 2, lamb_in_halves, lamb_oracle},
 };
 
 // ---- Memory ---------------------------------------------------------------------------------------

@@ -361,17 +361,37 @@ static iso_status measure_slot(iso__appliers *a, int slot, bool home, double sca
                              p->user, state->square);
 }
 
+static iso_status measure_slots(iso__appliers *a, const iso__range *range, double scale, bool home,
+                                const bool *skipped) {
+    for (int k = range->first; k <= range->last; k++) {
+        int s = a->layout->order[k];
+        slot_state *slot = &a->slot[s];
+        if (!slot->update || slot->measured || skipped[s]) continue;
+        ISO_TRY(measure_slot(a, s, home, scale));
+        slot->measured = true; // do not repeat it if a later one fails
+    }
+    return ISO_OK;
+}
+
+static iso_status collect_measured(iso__appliers *a, iso_status status) {
+    for (int id = 0; id < a->count; id++) {
+        const applier *p = &a->applier[id];
+        if (!p->halves.collect) continue;
+        iso_status collected = p->halves.collect(p->user);
+        if (status == ISO_OK) status = collected;
+    }
+    return status;
+}
+
 iso_status iso__appliers_measure(iso__appliers *a, int bucket, double scale, bool home,
                                  const bool *skipped, double *square) {
     const iso__range *range = &a->layout->range[bucket];
+    ISO_TRY(collect_measured(a, measure_slots(a, range, scale, home, skipped)));
     for (int k = range->first; k <= range->last; k++, square += 2) {
-        int s = a->layout->order[k];
-        slot_state *slot = &a->slot[s];
-        square[0] = square[1] = 0;
-        if (!slot->update || skipped[s]) continue;
-        if (!slot->measured) ISO_TRY(measure_slot(a, s, home, scale));
-        slot->measured = true; // do not repeat it if a later one fails
-        memcpy(square, slot->square, sizeof(slot->square));
+        const slot_state *slot = &a->slot[a->layout->order[k]];
+        bool counts = slot->update && !skipped[a->layout->order[k]];
+        square[0] = counts ? slot->square[0] : 0;
+        square[1] = counts ? slot->square[1] : 0;
     }
     return ISO_OK;
 }

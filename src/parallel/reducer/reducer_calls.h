@@ -122,11 +122,14 @@ iso_status iso__reducer_publish(iso_reducer *r, bool waits);
 // An update in two halves, for a rule that needs sums over a whole parameter, whose elements lie on
 // several ranks. The first is called as iso_reducer_apply_piece, and gives numbers that are added
 // over the pieces of a parameter and then over the ranks, in their order. The second gets the sums.
+// collect comes after a series of the first, also if one failed: the numbers need not be there
+// before. NULL: they are there at once.
 typedef struct iso__reducer_halves {
     iso_status (*measure)(int i, size_t first, size_t count, const void *gradient, double scale,
                           const void *hyper, void *user, double square[2]);
     iso_status (*finish)(int i, size_t first, size_t count, const double square[2],
                          const void *hyper, void *user);
+    iso_status (*collect)(void *user);
 } iso__reducer_halves;
 // With ZeRO. Elements that no other rank shares are updated by the applier's iso_reducer_apply.
 iso_status iso__reducer_set_halves(iso_reducer *r, int id, const iso__reducer_halves *halves);

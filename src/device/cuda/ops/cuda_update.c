@@ -13,6 +13,17 @@ static iso_status update_lamb(iso_device *self, iso_dtype dtype, int64_t count,
     return iso__cuda_lamb(cuda, dtype, count, args, g, p, m, v, sums);
 }
 
+static iso_status measure_lamb(iso_device *self, iso_dtype dtype, int64_t count,
+                               const iso__lamb_args *args, const void *g, const void *p, void *m,
+                               void *v, double square[2]) {
+    iso__cuda *cuda = iso__cuda_of(self);
+    double *pair;
+    void *sums;
+    ISO_TRY(iso__cuda_scratch(cuda, ISO_CUDA_LAMB_SUMS * sizeof(double), &sums));
+    ISO_TRY(iso__cuda_pair(cuda, square, &pair));
+    return iso__cuda_lamb_measure(cuda, dtype, count, args, g, p, m, v, sums, pair);
+}
+
 // The slots of one type.
 #define SLOTS(dtype, suffix)                                                                       \
     static iso_status scale_##suffix(iso_device *self, int64_t count, double factor, void *x) {    \
@@ -50,6 +61,16 @@ static iso_status update_lamb(iso_device *self, iso_dtype dtype, int64_t count,
     static iso_status lamb_##suffix(iso_device *self, int64_t count, const iso__lamb_args *args,   \
                                     const void *g, void *p, void *m, void *v) {                    \
         return update_lamb(self, dtype, count, args, g, p, m, v);                                  \
+    }                                                                                              \
+    static iso_status lamb_measure_##suffix(iso_device *self, int64_t count,                       \
+                                            const iso__lamb_args *args, const void *g,             \
+                                            const void *p, void *m, void *v, double square[2]) {   \
+        return measure_lamb(self, dtype, count, args, g, p, m, v, square);                         \
+    }                                                                                              \
+    static iso_status lamb_step_##suffix(iso_device *self, int64_t count,                          \
+                                         const iso__lamb_args *args, const double square[2],       \
+                                         void *p, const void *m, const void *v) {                  \
+        return iso__cuda_lamb_step(iso__cuda_of(self), dtype, count, args, square, p, m, v);       \
     }
 
 SLOTS(ISO_F32, f32)
@@ -65,4 +86,6 @@ void iso__cuda_fill_update(iso_kernel_ops *ops, iso_dtype dtype) {
     ops->rmsprop = is_f64 ? rmsprop_f64 : rmsprop_f32;
     ops->nadam = is_f64 ? nadam_f64 : nadam_f32;
     ops->lamb = is_f64 ? lamb_f64 : lamb_f32;
+    ops->lamb_measure = is_f64 ? lamb_measure_f64 : lamb_measure_f32;
+    ops->lamb_step = is_f64 ? lamb_step_f64 : lamb_step_f32;
 }

@@ -34,6 +34,14 @@ iso_status iso__cuda_lamb(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                           const iso__lamb_args *args, const void *g, void *p, void *m, void *v,
                           double *sums);
 
+// In halves. pair: the squares of the norms, 2 doubles of the device.
+iso_status iso__cuda_lamb_measure(iso__cuda *cuda, iso_dtype dtype, int64_t count,
+                                  const iso__lamb_args *args, const void *g, const void *p, void *m,
+                                  void *v, double *sums, double *pair);
+iso_status iso__cuda_lamb_step(iso__cuda *cuda, iso_dtype dtype, int64_t count,
+                               const iso__lamb_args *args, const double square[2], void *p,
+                               const void *m, const void *v);
+
 #ifdef __cplusplus
 }
 #endif

@@ -56,6 +56,14 @@ typedef struct iso__cuda_labels {
     cudaEvent_t free; // the loss is done, and they may be written again
 } iso__cuda_labels;
 
+// Pairs of numbers that kernels promised to the host.
+enum { ISO_CUDA_PAIRS = 256 };
+typedef struct iso__cuda_pairs {
+    double *device; // [ISO_CUDA_PAIRS][2]; NULL until they are needed
+    double *target[ISO_CUDA_PAIRS];
+    int count;
+} iso__cuda_pairs;
+
 // How f32 is multiplied in matrix products and convolutions; f64 is always exact.
 typedef enum iso__cuda_math {
     ISO_CUDA_MATH_F32,
@@ -78,6 +86,7 @@ struct iso__cuda {
     iso__cuda_labels labels[ISO_CUDA_LABEL_SLOTS];
     int next_labels;
     unsigned *arrived; // see iso__cuda_arrivals; NULL until they are needed
+    iso__cuda_pairs pairs;
     iso__cuda_math math;
     struct iso__cuda_blas *blas;         // NULL until a kernel needs it
     struct iso__cuda_lt *lt;             // the same
@@ -106,6 +115,10 @@ iso_status iso__cuda_wait(iso__cuda *cuda);
 iso_status iso__cuda_scratch(iso__cuda *cuda, size_t bytes, void **out);
 // Counters for the next launch in the compute queue.
 iso_status iso__cuda_arrivals(iso__cuda *cuda, unsigned **out);
+// Room in the device's memory for a pair that the next kernel of the compute queue computes, and
+// that iso__cuda_collect writes to `target`.
+iso_status iso__cuda_pair(iso__cuda *cuda, double target[2], double **out);
+iso_status iso__cuda_collect(iso_device *self); // remote->collect
 
 // ---- The files of the device: each fills slots, or frees what it created ----------------------------
 

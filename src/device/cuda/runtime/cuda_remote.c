@@ -112,5 +112,6 @@ void iso__cuda_fill_remote(iso__remote_ops *ops) {
     ops->fill_zero = remote_fill_zero;
     ops->test = remote_test;
     ops->wait = remote_wait;
+    ops->collect = iso__cuda_collect;
     ops->finish = remote_finish;
 }

@@ -52,3 +52,30 @@ iso_status iso__cuda_arrivals(iso__cuda *cuda, unsigned **out) {
     *out = cuda->arrived = memory;
     return ISO_OK;
 }
+
+iso_status iso__cuda_pair(iso__cuda *cuda, double target[2], double **out) {
+    iso__cuda_pairs *pairs = &cuda->pairs;
+    void *memory;
+    if (!pairs->device) {
+        ISO_TRY(iso__cuda_pool_alloc(cuda, ISO_CUDA_PAIRS * 2 * sizeof(double), &memory));
+        pairs->device = memory;
+    }
+    if (pairs->count == ISO_CUDA_PAIRS) ISO_TRY(iso__cuda_collect(&cuda->base));
+    pairs->target[pairs->count] = target;
+    *out = &pairs->device[2 * pairs->count++];
+    return ISO_OK;
+}
+
+iso_status iso__cuda_collect(iso_device *self) {
+    iso__cuda *cuda = iso__cuda_of(self);
+    iso__cuda_pairs *pairs = &cuda->pairs;
+    double value[ISO_CUDA_PAIRS][2];
+    int count = pairs->count;
+    pairs->count = 0;
+    if (count == 0) return ISO_OK;
+    ISO_TRY(iso__cuda_wait(cuda));
+    ISO_TRY_CUDA(
+        cudaMemcpy(value, pairs->device, (size_t)count * sizeof(value[0]), cudaMemcpyDeviceToHost));
+    for (int i = 0; i < count; i++) memcpy(pairs->target[i], value[i], sizeof(value[i]));
+    return ISO_OK;
+}
