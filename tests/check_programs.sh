@@ -317,7 +317,7 @@ refused 2 "a missing checkpoint" 'nowhere.safetensors' --data good --load nowher
 
 ISO_NODE_COLLECTIVE=pigeons
 export ISO_NODE_COLLECTIVE
-refused 2 "an unknown way to sum in a node" 'ISO_NODE_COLLECTIVE is "pigeons": give auto, nccl, shm or mpi' \
+refused 2 "an unknown way to sum in a node" 'ISO_NODE_COLLECTIVE is "pigeons": give auto, nccl, nccl-all, shm or mpi' \
     --data good
 unset ISO_NODE_COLLECTIVE
 refused 2 "nothing to resume" 'no saved state nowhere.step' --data good --resume nowhere

@@ -452,8 +452,8 @@ typedef struct iso_reducer_stats {
     double wait_ms;     // total time the program waited (lazy) or exchanged (blocking)
     double exchange_ms; // total time of all buckets from start to completion, on this rank
     bool shared_memory; // f32 is summed in shared memory, not by messages
-    // GPUs of a node sum by NCCL, at times that the host does not see. exchange_ms and the times of
-    // buckets then cover only the exchange between nodes, through the host: 0 with one node.
+    // GPUs sum by NCCL, at times that the host does not see. exchange_ms and the times of buckets
+    // then cover only what goes through the host between nodes: 0 with one node, and with nccl-all.
     bool nccl;
     long long exchanges; // of buckets, so far
     bool planned;        // the order by need is in use

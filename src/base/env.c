@@ -63,9 +63,10 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                                 "number of consecutive ranks that form a node", .low = 1,
                                 .high = 1e6, .whole = true, .alike = true},
     [ISO_ENV_NODE_COLLECTIVE] = {"ISO_NODE_COLLECTIVE", "auto",
-                                 "how the ranks of a node sum gradients: auto (NCCL between GPUs, "
-                                 "shared memory on CPUs), nccl, shm, mpi",
-                                 "auto nccl shm mpi", .alike = true},
+                                 "how ranks sum gradients: auto (NCCL between the GPUs of a node, "
+                                 "shared memory on CPUs), nccl, nccl-all (NCCL between nodes, "
+                                 "too), shm, mpi",
+                                 "auto nccl nccl-all shm mpi", .alike = true},
     [ISO_ENV_IALLREDUCE] = {"ISO_IALLREDUCE", "5",
                             "value for Open MPI's coll_libnbc_iallreduce_algorithm, unless you set "
                             "that yourself: 0 automatic, "

@@ -61,7 +61,7 @@ bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
 
 // The value of ISO_NODE_COLLECTIVE; ISO_ERR_ARG if it is invalid. NCCL applies to memory of GPUs;
 // for other memory it means AUTO.
-enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL };
+enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL, ISO_NODE_NCCL_ALL };
 iso_status iso__node_collective(int *out);
 // Collective (hosts.c). Which ranks are on the same host, so that they may share memory: lowest[r],
 // of comm's size, is the lowest rank on the host of rank r. And whether all of them are on one.

@@ -80,10 +80,10 @@ static iso_status move_in(iso__shared *s, int64_t id) {
 // ---- Whether memory is shared ---------------------------------------------------------------------
 
 iso_status iso__node_collective(int *out) {
-    static const char *const name[] = {"auto", "shm", "mpi", "nccl"};
+    static const char *const name[] = {"auto", "shm", "mpi", "nccl", "nccl-all"};
     const char *text = iso__env_string(ISO_ENV_NODE_COLLECTIVE);
     *out = ISO_NODE_AUTO;
-    for (int i = 0; text && i < 4; i++)
+    for (int i = 0; text && i <= ISO_NODE_NCCL_ALL; i++)
         if (strcmp(text, name[i]) == 0) *out = i;
     return iso__env_check(ISO_ENV_NODE_COLLECTIVE);
 }
@@ -121,8 +121,8 @@ static iso_status share_segments(iso__shared *s, int64_t *id, const char **why_n
 static iso_status check_settings(iso_comm *comm, size_t bytes, int *mode, const char **why_not) {
     bool together = false;
     ISO_TRY(iso_comm_agree(comm, iso__node_collective(mode)));
-    ISO_TRY(
-        iso__comm_check_equal(comm, *mode, "ISO_NODE_COLLECTIVE (auto, shm, mpi, nccl: 0 to 3)"));
+    ISO_TRY(iso__comm_check_equal(comm, *mode,
+                                  "ISO_NODE_COLLECTIVE (auto, shm, mpi, nccl, nccl-all: 0 to 4)"));
     ISO_TRY(iso__comm_check_equal(comm, (int64_t)bytes, "the size of shared memory"));
     *why_not = *mode == ISO_NODE_MPI ? "ISO_NODE_COLLECTIVE"
                : comm->size == 1     ? "one rank"

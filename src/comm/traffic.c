@@ -106,6 +106,7 @@ iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of) {
     iso__sum_cost cost = iso__sum_cost_of(comm->engine->algorithm_number, node_of, comm->size);
     comm->sum_all = cost.all;
     comm->sum_between = cost.between;
+    comm->ring_between = iso__sum_cost_of(RING, node_of, comm->size).between;
     if (comm->size <= ISO_PAIRWISE_MOST)
         comm->pairwise_between = iso__sum_cost_of(ISO_SUM_PAIRWISE, node_of, comm->size).between;
     comm->elsewhere = 0;
@@ -183,6 +184,11 @@ void iso__count_cost(iso_traffic *to, const iso_comm *comm, const iso__sum_cost 
 
 void iso__count_pairwise_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
     iso__sum_cost cost = {2.0 * (comm->size - 1), comm->pairwise_between};
+    iso__count_cost(to, comm, &cost, bytes);
+}
+
+void iso__count_ring_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
+    iso__sum_cost cost = {2.0 * (comm->size - 1), comm->ring_between};
     iso__count_cost(to, comm, &cost, bytes);
 }
 

@@ -34,7 +34,9 @@ iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size);
 void iso__count_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // A sum by pairwise exchange.
 void iso__count_pairwise_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
-// A sum in memory that the ranks share, or by NCCL inside a node.
+// A sum in a ring of the ranks, as NCCL's.
+void iso__count_ring_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
+// A sum in memory that the ranks share.
 void iso__count_node_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // A sum of this cost.
 void iso__count_cost(iso_traffic *to, const iso_comm *comm, const iso__sum_cost *cost,

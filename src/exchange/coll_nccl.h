@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange: sums between the GPUs of a node, by NCCL.
+// Private to src/exchange: sums between the GPUs of a node, or of all nodes, by NCCL.
 //
 // Each call enters one collective into NCCL's own stream and returns; the host does not wait. The
 // collective runs after the given event, and records the event again when it is complete.
@@ -24,17 +24,17 @@
 
 typedef struct iso__nccl iso__nccl;
 
-// Collective over node; each rank must have its own CUDA device. Retains both. ISO_ERR_UNSUPPORTED
+// Collective over comm; each rank must have its own CUDA device. Retains both. ISO_ERR_UNSUPPORTED
 // on every rank if NCCL cannot be used; the message gives the reason: NCCL is missing, or two ranks
 // share a GPU (which NCCL allows only if NCCL_HOSTID makes them look like two hosts).
-iso_status iso__nccl_create(iso_comm *node, iso_device *device, iso__nccl **out);
+iso_status iso__nccl_create(iso_comm *comm, iso_device *device, iso__nccl **out);
 // Collective. Waits for missing ranks until the time-out at most. Accepts NULL.
 void iso__nccl_destroy(iso__nccl **nccl);
 
 // Sums in place, in the device's memory. label: borrowed; errors name it. event: see above.
 iso_status iso__nccl_all_reduce(iso__nccl *nccl, void *data, size_t count, iso_dtype dtype,
                                 const char *label, iso__device_event *event);
-// data has one shard of `count` elements for each rank of the node, in the order of ranks.
+// data has one shard of `count` elements for each rank of comm, in the order of ranks.
 // Reduce-scatter: the sum of this rank's shard is then in place. All-gather: this rank's shard goes
 // to all others.
 iso_status iso__nccl_reduce_scatter(iso__nccl *nccl, void *data, size_t count, iso_dtype dtype,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Creates and destroys a node's NCCL communicator. A thread joins the communicator and then watches
-// its operations in flight.
+// Creates and destroys an NCCL communicator of a node's ranks, or of all. A thread joins the
+// communicator and then watches its operations in flight.
 #include "exchange/coll_nccl_impl.h"
 
 #include <config.h>
@@ -32,7 +32,7 @@ static iso_status compare_gpus(iso_comm *node, int64_t *gpu) {
     for (int b = 1; b < size; b++)
         for (int a = 0; a < b; a++)
             ISO_CHECK(gpu[a] != gpu[b], ISO_ERR_UNSUPPORTED,
-                      "ranks %d and %d of a node share a GPU, which NCCL does not take: start as "
+                      "ranks %d and %d share a GPU, which NCCL does not take: start as "
                       "many ranks on a node as it has GPUs, each with its own",
                       a, b);
     return ISO_OK;
@@ -150,9 +150,8 @@ static iso_status start_thread(iso__nccl *n) {
 
 static iso_status check_joined(const iso__nccl *n, int64_t mine) {
     ISO_CHECK(mine != PENDING, ISO_ERR_UNSUPPORTED,
-              "NCCL has not joined the GPUs of a node within %g s (ISO_TIMEOUT)", n->timeout_s);
-    ISO_CHECK(mine == JOINED, ISO_ERR_UNSUPPORTED,
-              "NCCL cannot join the GPUs of a node: %s (%.200s)",
+              "NCCL has not joined the GPUs within %g s (ISO_TIMEOUT)", n->timeout_s);
+    ISO_CHECK(mine == JOINED, ISO_ERR_UNSUPPORTED, "NCCL cannot join the GPUs: %s (%.200s)",
               n->call.ncclGetErrorString(n->start), n->call.ncclGetLastError(NULL));
     return ISO_OK;
 }

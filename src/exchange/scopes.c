@@ -10,6 +10,12 @@
 // The alignment of parameters in bytes.
 #define UNIT ((size_t)64)
 
+// Ranks whose GPUs NCCL connects.
+typedef struct gpu_group {
+    bool asked;      // make_nccl has determined whether it can be used
+    iso__nccl *nccl; // or NULL
+} gpu_group;
+
 struct iso__scopes {
     iso_comm *world, *node;
     iso_device *device; // borrowed; NULL unless it has its own memory
@@ -20,9 +26,9 @@ struct iso__scopes {
     bool owns;        // a hook owns its exchange
     bool equal_nodes; // all nodes have equally many ranks
     bool wants_nccl;  // all ranks want NCCL
-    bool asked_nccl;  // make_nccl has determined whether it can be used
+    bool nccl_spans;  // and between nodes, too
     size_t unit;
-    iso__nccl *nccl;          // of the node, or NULL
+    gpu_group of_node, of_world;
     iso_topology *topology;   // of shards, and of sums in two levels
     iso__channel_nodes nodes; // of these; no `node`: none
     iso__transport *alone;
@@ -49,12 +55,14 @@ static bool world_is_node(const iso__scopes *s) {
 
 // ---- NCCL -------------------------------------------------------------------------------------------
 
-static iso_status prefer_nccl(const iso__scopes *s, bool *out) {
+// wants: NCCL, and NCCL between nodes.
+static iso_status prefer_nccl(const iso__scopes *s, int64_t wants[2]) {
     int mode;
     ISO_TRY(iso__node_collective(&mode));
-    *out = s->exchanges && !s->sparse && !s->zero && s->device &&
-           strcmp(s->device->ops->name, "cuda") == 0 &&
-           (mode == ISO_NODE_AUTO || mode == ISO_NODE_NCCL);
+    bool may = s->exchanges && !s->sparse && !s->zero && s->device &&
+               strcmp(s->device->ops->name, "cuda") == 0;
+    wants[1] = may && mode == ISO_NODE_NCCL_ALL;
+    wants[0] = wants[1] || (may && (mode == ISO_NODE_AUTO || mode == ISO_NODE_NCCL));
     return ISO_OK;
 }
 
@@ -74,46 +82,59 @@ static iso_status worst_of(const iso__scopes *s, iso_status mine, int64_t *out) 
     return iso_comm_allreduce_i64(s->world, out, 1, ISO_MAX);
 }
 
-// Tries once. If one node cannot use NCCL, no node does, so that all nodes sum in the same way.
-static iso_status make_nccl(iso__scopes *s) {
+// The ranks that sum the gradients of comm by NCCL: of all nodes, or of this one.
+static gpu_group *group_of(iso__scopes *s, const iso_comm *comm) {
+    return s->nccl_spans && comm == s->world ? &s->of_world : &s->of_node;
+}
+
+// NCCL cannot be used: an error if that was asked for, otherwise a warning.
+static iso_status do_without_nccl(const iso__scopes *s, const char *why) {
     int mode;
-    int64_t worst;
-    iso_status mine = ISO_OK;
-    if (s->asked_nccl) return ISO_OK;
-    if (iso_comm_size(s->node) > 1) mine = iso__nccl_create(s->node, s->device, &s->nccl);
-    iso_status agreed = iso_comm_agree(s->world, mine);
-    s->asked_nccl = agreed == ISO_OK;
-    if (agreed == ISO_OK) return ISO_OK;
-    char why[400];
-    snprintf(why, sizeof(why), "%.390s", iso_last_error()->message);
-    iso__nccl_destroy(&s->nccl);
-    ISO_TRY(worst_of(s, mine, &worst));
-    ISO_CHECK(worst < 2, agreed == ISO_ERR_UNSUPPORTED ? ISO_ERR_DEVICE : agreed, "%s", why);
     ISO_TRY(iso__node_collective(&mode));
-    ISO_CHECK(mode != ISO_NODE_NCCL, ISO_ERR_UNSUPPORTED, "ISO_NODE_COLLECTIVE is nccl, but %s",
+    ISO_CHECK(mode != ISO_NODE_NCCL && mode != ISO_NODE_NCCL_ALL, ISO_ERR_UNSUPPORTED,
+              "ISO_NODE_COLLECTIVE is %s, but %s", mode == ISO_NODE_NCCL ? "nccl" : "nccl-all",
               why);
     if (iso_comm_rank(s->world) == 0)
         iso__log(ISO_LOG_WARN, "gradients go through the host's memory, not by NCCL: %s", why);
-    s->asked_nccl = true;
+    return ISO_OK;
+}
+
+// Tries once. If one node cannot use NCCL, no node does, so that all nodes sum in the same way.
+static iso_status make_nccl(iso__scopes *s, gpu_group *group) {
+    iso_comm *ranks = group == &s->of_world ? s->world : s->node;
+    int64_t worst;
+    iso_status mine = ISO_OK;
+    if (group->asked) return ISO_OK;
+    if (iso_comm_size(ranks) > 1) mine = iso__nccl_create(ranks, s->device, &group->nccl);
+    iso_status agreed = iso_comm_agree(s->world, mine);
+    group->asked = agreed == ISO_OK;
+    if (agreed == ISO_OK) return ISO_OK;
+    char why[400];
+    snprintf(why, sizeof(why), "%.390s", iso_last_error()->message);
+    iso__nccl_destroy(&group->nccl);
+    ISO_TRY(worst_of(s, mine, &worst));
+    ISO_CHECK(worst < 2, agreed == ISO_ERR_UNSUPPORTED ? ISO_ERR_DEVICE : agreed, "%s", why);
+    ISO_TRY(do_without_nccl(s, why));
+    group->asked = true;
     return ISO_OK;
 }
 
 // A later check ensures that all ranks have the same settings. Until then, nothing here may depend
 // on the settings of one rank.
 static iso_status ask_for_nccl(iso__scopes *s) {
-    bool mine = false;
-    ISO_TRY(iso_comm_agree(s->world, prefer_nccl(s, &mine)));
-    int64_t all = mine && iso_comm_size(s->world) > 1;
-    ISO_TRY(iso_comm_allreduce_i64(s->world, &all, 1, ISO_MIN));
-    s->wants_nccl = all != 0;
-    return s->wants_nccl ? measure_nodes(s) : ISO_OK;
+    int64_t wants[2] = {0, 0};
+    ISO_TRY(iso_comm_agree(s->world, prefer_nccl(s, wants)));
+    ISO_TRY(iso_comm_allreduce_i64(s->world, wants, 2, ISO_MIN));
+    s->wants_nccl = wants[0] && iso_comm_size(s->world) > 1;
+    s->nccl_spans = s->wants_nccl && wants[1];
+    return s->wants_nccl && !s->nccl_spans ? measure_nodes(s) : ISO_OK;
 }
 
-// A hook converts on the host, so inside a node it rules out NCCL. Between nodes, shards require
+// A hook converts on the host, so where NCCL makes the whole sum, it rules out NCCL. Shards require
 // nodes with equally many ranks.
 static bool takes_nccl(const iso__scopes *s, const iso_comm *comm) {
-    if (s->owns) return false;
-    return s->wants_nccl && (comm == s->node ? !s->converts : s->equal_nodes);
+    if (s->owns || !s->wants_nccl) return false;
+    return comm == s->node || s->nccl_spans ? !s->converts : s->equal_nodes;
 }
 
 // ---- Life -------------------------------------------------------------------------------------------
@@ -150,7 +171,8 @@ bool iso__scopes_destroy(iso__scopes **pointer) {
     *pointer = NULL;
     bool all = true;
     if (!s) return true;
-    iso__nccl_destroy(&s->nccl);
+    iso__nccl_destroy(&s->of_world.nccl);
+    iso__nccl_destroy(&s->of_node.nccl);
     for (int k = 0; k < ISO_SCOPE_RANK; k++)
         if (!iso__transport_destroy(&s->transport[k])) all = false;
     if (!all) return false;
@@ -266,19 +288,20 @@ static iso_status make_shards(iso__scopes *s, const iso__transport_setup *setup,
     if (!s->topology) ISO_TRY(iso__topology_create(s->world, NULL, false, &s->topology));
     iso_comm *across = s->topology->leaders[s->topology->local_rank];
     say_once(s, "NCCL inside nodes, shards through the host between them");
-    iso_status status = iso__transport_shards(setup, s->nccl, s->node, across, out);
+    iso_status status = iso__transport_shards(setup, s->of_node.nccl, s->node, across, out);
     return iso_comm_agree(s->world, status);
 }
 
 static iso_status make_transport(iso__scopes *s, iso_comm *comm, const iso__transport_setup *setup,
                                  iso__transport **out) {
     if (s->zero) return make_zero(s, setup, comm, out);
-    if (comm == s->world && s->wants_nccl && !s->equal_nodes)
+    iso__nccl *nccl = group_of(s, comm)->nccl;
+    if (comm == s->world && s->wants_nccl && !s->nccl_spans && !s->equal_nodes)
         say_once(s, "through the host, as nodes have different numbers of ranks");
-    if (!s->nccl || !takes_nccl(s, comm)) return make_host(s, setup, comm, out);
-    if (comm == s->world) return make_shards(s, setup, out);
-    say_once(s, "NCCL inside the node");
-    return iso_comm_agree(comm, iso__transport_nccl(setup, s->nccl, s->node, out));
+    if (!nccl || !takes_nccl(s, comm)) return make_host(s, setup, comm, out);
+    if (comm == s->world && !s->nccl_spans) return make_shards(s, setup, out);
+    say_once(s, comm == s->node ? "NCCL inside the node" : "NCCL between all ranks");
+    return iso_comm_agree(comm, iso__transport_nccl(setup, nccl, comm, out));
 }
 
 // Some nodes may have a single rank, which has no transport to create but takes part in the
@@ -286,7 +309,7 @@ static iso_status make_transport(iso__scopes *s, iso_comm *comm, const iso__tran
 static iso_status make_scope(iso__scopes *s, iso_scope scope, const iso__transport_setup *setup) {
     iso_comm *comm = iso__scopes_comm(s, scope);
     iso__transport *new = NULL;
-    if (takes_nccl(s, comm)) ISO_TRY(make_nccl(s));
+    if (takes_nccl(s, comm)) ISO_TRY(make_nccl(s, group_of(s, comm)));
     iso_status status = ISO_OK;
     if (iso_comm_size(comm) > 1) status = make_transport(s, comm, setup, &new);
     status = iso_comm_agree(s->world, status);

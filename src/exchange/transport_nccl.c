@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Sums gradients of GPUs inside a node by NCCL: the host enters the sums into the GPU's queues and
-// does not wait for them.
+// Sums gradients of GPUs by NCCL, inside a node or between all ranks: the host enters the sums into
+// the GPU's queues and does not wait for them.
 //
-// Why no rank can wait for ever: all ranks of a node call NCCL in the same order, that of the
+// Why no rank can wait for ever: all of its ranks call NCCL in the same order, that of the
 // buckets, and a list begins when the previous one is complete on this rank. Between two calls of a
 // list a rank waits for nothing (in blocking mode: for the previous bucket, which is complete), so
 // all ranks that report their gradients make the call. On the GPU, the call waits for local compute
@@ -22,7 +22,7 @@ typedef struct gpus {
     iso__transport base;
     iso__transport_setup with;
     iso__nccl *nccl; // borrowed
-    iso_comm *node;  // borrowed
+    iso_comm *comm;  // borrowed: its ranks
     sum *sum;        // [buckets]
     bool broken;     // a sum was not entered
     size_t *wire_bytes;
@@ -53,7 +53,7 @@ static iso_status enter_sum(iso__transport *t, int i, double before, double afte
     s->left = after;
     stats->exchanges++;
     *(self->with.over_world ? &stats->bytes_world : &stats->bytes_node) += (long long)b->bytes;
-    iso__count_node_sum(&stats->traffic, self->node, b->bytes);
+    iso__count_ring_sum(&stats->traffic, self->comm, b->bytes);
     return ISO_OK;
 }
 
@@ -101,7 +101,7 @@ static const iso__transport_ops nccl_ops = {.name = "nccl",
                                             .finish = finish_nccl,
                                             .destroy = destroy_gpus};
 
-iso_status iso__transport_nccl(const iso__transport_setup *setup, iso__nccl *nccl, iso_comm *node,
+iso_status iso__transport_nccl(const iso__transport_setup *setup, iso__nccl *nccl, iso_comm *comm,
                                iso__transport **out) {
     iso_status status;
     size_t count = (size_t)setup->buckets->count;
@@ -114,7 +114,7 @@ iso_status iso__transport_nccl(const iso__transport_setup *setup, iso__nccl *ncc
                             .nccl = true},
                    .with = *setup,
                    .nccl = nccl,
-                   .node = node};
+                   .comm = comm};
     ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*self->sum), (void **)&self->sum));
     ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*self->wire_bytes), (void **)&self->wire_bytes));
     self->base.wire_bytes = self->wire_bytes;

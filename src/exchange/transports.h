@@ -93,9 +93,8 @@ iso_status iso__staged_post_behind(iso__transport *staged, int bucket, double be
 iso_status iso__staged_fetch(iso__transport *staged, int bucket, double *left,
                              iso__exchange_times *times);
 
-// Local. Between the GPUs of a node; the scope must have no other ranks. node: the communicator
-// that nccl was created over.
-iso_status iso__transport_nccl(const iso__transport_setup *setup, iso__nccl *nccl, iso_comm *node,
+// Local. Between the GPUs of the scope's ranks. comm: the communicator that nccl was created over.
+iso_status iso__transport_nccl(const iso__transport_setup *setup, iso__nccl *nccl, iso_comm *comm,
                                iso__transport **out);
 
 // Collective over across, the ranks with the same local rank on all nodes. NCCL sums inside nodes,

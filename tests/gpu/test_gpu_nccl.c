@@ -166,6 +166,57 @@ Test(np3_gpu_nccl, nodes_of_different_sizes_take_the_host) {
     nccl_is_exact(how, false);
 }
 
+// ---- NCCL between nodes -----------------------------------------------------------------------------
+
+static void span_nodes(const char *per_node) {
+    setenv("ISO_RANKS_PER_NODE", per_node, 1);
+    setenv("ISO_NODE_COLLECTIVE", "nccl-all", 1);
+}
+
+// MPI sums nothing.
+Test(np4_gpu_nccl, between_nodes_it_gives_what_the_cpu_gives) {
+    nccl_skip();
+    span_nodes("2");
+    for (int average = 0; average <= ISO_AVERAGE_SUM; average++) {
+        nccl_variant how = nccl_by_gpu;
+        how.average = (iso_average_mode)average;
+        nccl_is_exact(how, true);
+    }
+    const nccl_result *r = nccl_train(&nccl_by_gpu);
+    iso_assert_all(r->stats.bytes_node == 0);
+    iso_assert_all(r->stats.bytes_world == NCCL_STEPS * (long long)r->stats.bytes_per_step);
+}
+
+Test(np4_gpu_nccl, between_nodes_lazy_is_blocking_at_any_speed_and_order) {
+    nccl_skip();
+    span_nodes("1");
+    lazy_is_blocking(nccl_by_gpu);
+}
+
+// A ring of 3 ranks on 2 nodes leaves a node twice. In each step every link of it carries 2 * 2 / 3
+// of the bytes.
+Test(np3_gpu_nccl, between_nodes_of_different_sizes_too) {
+    nccl_skip();
+    span_nodes("2");
+    nccl_variant how = nccl_by_gpu;
+    how.average = ISO_AVERAGE_SUM;
+    nccl_is_exact(how, true);
+    const nccl_result *r = nccl_train(&how);
+    int64_t between = r->stats.bytes_between_nodes;
+    iso_assert_ok(iso_comm_allreduce_i64(test_comm, &between, 1, ISO_SUM));
+    int64_t bytes = NCCL_STEPS * (int64_t)r->stats.bytes_per_step;
+    iso_assert_all(llabs(3 * between - 8 * bytes) <= 3 * NCCL_STEPS * NCCL_PARAMS);
+}
+
+Test(np2_gpu_nccl, a_hook_that_converts_keeps_to_the_host_between_nodes) {
+    nccl_skip();
+    span_nodes("1");
+    nccl_variant how = nccl_by_gpu;
+    how.hook = &iso_hook_bf16;
+    const nccl_result *r = nccl_train(&how);
+    iso_assert_all(!r->stats.nccl && !nothing_travels(r));
+}
+
 static iso_status train_switching(nccl_world *w, nccl_result *out) {
     static const iso_scope scopes[] = {ISO_SCOPE_WORLD, ISO_SCOPE_NODE, ISO_SCOPE_RANK,
                                        ISO_SCOPE_NODE, ISO_SCOPE_WORLD};
@@ -196,6 +247,12 @@ static void scopes_take_turns(iso_scope first) {
 Test(np4_gpu_nccl, scopes_take_turns) {
     nccl_skip();
     scopes_take_turns(ISO_SCOPE_WORLD);
+}
+
+Test(np4_gpu_nccl, scopes_take_turns_where_nccl_spans_nodes) {
+    nccl_skip();
+    setenv("ISO_NODE_COLLECTIVE", "nccl-all", 1);
+    scopes_take_turns(ISO_SCOPE_NODE);
 }
 
 // The host's memory is shared where it lies, after the device has come to know its pages.

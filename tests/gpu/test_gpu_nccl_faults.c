@@ -59,15 +59,22 @@ Test(np2_gpu_nccl_faults, ranks_that_share_a_gpu_take_the_host_and_say_so) {
     fclose(log);
 }
 
-Test(np2_gpu_nccl_faults, asked_for_by_name_it_must_work) {
+static void must_work(const char *per_node, const char *name, const char *expected) {
     nccl_skip();
     unsetenv("NCCL_HOSTID");
-    setenv("ISO_NODE_COLLECTIVE", "nccl", 1);
+    setenv("ISO_RANKS_PER_NODE", per_node, 1);
+    setenv("ISO_NODE_COLLECTIVE", name, 1);
     nccl_world w;
     iso_status status = open_shared(&w, stderr, ISO_SCOPE_WORLD);
-    iso_assert_all(status == ISO_ERR_UNSUPPORTED &&
-                   strstr(iso_last_error()->message, "share a GPU"));
+    iso_assert_all(status == ISO_ERR_UNSUPPORTED && strstr(iso_last_error()->message, expected));
     nccl_destroy(&w);
+}
+
+Test(np2_gpu_nccl_faults, asked_for_by_name_it_must_work) {
+    must_work("2", "nccl", "is nccl, but ranks 0 and 1 share a GPU");
+}
+Test(np2_gpu_nccl_faults, asked_for_between_nodes_it_must_work) {
+    must_work("1", "nccl-all", "is nccl-all, but ranks 0 and 1 share a GPU");
 }
 
 Test(np2_gpu_nccl_faults, asked_for_by_name_it_must_work_where_it_is_used) {

@@ -95,7 +95,7 @@ Test(np2_shared, settings_that_differ_or_mean_nothing_are_refused) {
     iso_assert_all(shared_alloc(test_comm, 64, &memory) == ISO_ERR_MISMATCH);
     setenv("ISO_NODE_COLLECTIVE", test_rank ? "auto" : "nonsense", 1);
     iso_assert_all(shared_alloc(test_comm, 64, &memory) == ISO_ERR_ARG);
-    cr_expect(strstr(iso_last_error()->message, "auto, nccl, shm or mpi"));
+    cr_expect(strstr(iso_last_error()->message, "auto, nccl, nccl-all, shm or mpi"));
     unsetenv("ISO_NODE_COLLECTIVE");
     iso_assert_all(shared_alloc(test_comm, test_rank ? 64 : 128, &memory) == ISO_ERR_MISMATCH);
     iso_assert_all(memory == NULL);
