@@ -53,17 +53,11 @@ run() { # sync, settings, ranks, ranks per host, Mbit/s, steps, warm-up
     work_ns=$(sed -n "s/^$sync //p" "$tables/work")
     [ -z "$work_ns" ] || set -- "$@" --work-ns "$work_ns"
     [ "$settings" = - ] || set -- "$@" --set "$settings"
-    # Shared memory holds no values: daso refuses to send them as bf16, and sums inside nodes become infinite.
-    shared=1000000
-    case $sync in
-    daso) shared=0 ;;
-    localsgd | diloco) [ "$host_ranks" = 1 ] || shared=0 ;;
-    esac
     # Faster adapters than those of the measurements are taken to move bytes without a core.
     cp "$here/costs" "$work/costs"
     [ "$rate" -le 1000 ] || echo "byte_ns=0" >>"$work/costs"
     export SCALE_COSTS="$work/costs"
-    if ! out=$(sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m "$shared" -- "$@" </dev/null); then
+    if ! out=$(sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m 1000000 -- "$@" </dev/null); then
         echo "runs_scale.sh: the simulation of \"$name\" failed" >&2
         failed=1
         return 0
