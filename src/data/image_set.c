@@ -179,10 +179,10 @@ bool iso__is_mnist(const char *folder) {
 iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **out) {
     struct stat info;
     char images[PATH_ROOM], labels[PATH_ROOM];
-    ISO_CHECK(stat(folder, &info) == 0 && S_ISDIR(info.st_mode), ISO_ERR_IO,
-              "there is no data folder %s: give a folder with "
-              "{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]",
-              folder);
+    bool exists = stat(folder, &info) == 0, is_file = exists && !S_ISDIR(info.st_mode);
+    ISO_CHECK(exists && !is_file, ISO_ERR_IO,
+              "%s%s%s: give a folder with {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]",
+              is_file ? "" : "there is no data folder ", folder, is_file ? " is a file" : "");
     ISO_CHECK(strlen(folder) < PATH_ROOM - LONGEST_NAME, ISO_ERR_ARG,
               "the name of the data folder is too long: %.100s...", folder);
     ISO_TRY(find_images(folder, train ? "train-images" : "t10k-images", images));

@@ -219,6 +219,7 @@ static iso_status stage_arena(const iso__transport_setup *setup, iso__transport 
 static iso_status make_zero(const iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
                             iso__transport **out) {
     iso__transport *sums = NULL;
+    if (s->device) say_once(s, "through the host, where ZeRO divides them");
     if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
     if (s->converts) ISO_TRY(maker_of(s)(setup, comm, &sums));
     iso_status status = iso__transport_zero(setup, comm, sums, out);
@@ -298,6 +299,8 @@ static iso_status make_transport(iso__scopes *s, iso_comm *comm, const iso__tran
     iso__nccl *nccl = group_of(s, comm)->nccl;
     if (comm == s->world && s->wants_nccl && !s->nccl_spans && !s->equal_nodes)
         say_once(s, "through the host, as nodes have different numbers of ranks");
+    if (s->wants_nccl && (s->owns || (s->converts && (comm == s->node || s->nccl_spans))))
+        say_once(s, "through the host, where a communication hook converts them");
     if (!nccl || !takes_nccl(s, comm)) return make_host(s, setup, comm, out);
     if (comm == s->world && !s->nccl_spans) return make_shards(s, setup, out);
     say_once(s, comm == s->node ? "NCCL inside the node" : "NCCL between all ranks");

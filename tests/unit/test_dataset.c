@@ -280,5 +280,7 @@ Test(dataset, says_what_an_mnist_folder_lacks) {
     cr_assert(strstr(iso_last_error()->message, scratch_folder()));
     expect_error(iso_dataset_read_mnist(scratch_path("none"), true, &dataset), ISO_ERR_IO,
                  "there is no data folder");
+    expect_error(iso_dataset_read_mnist(scratch_path("train-images-idx3-ubyte"), true, &dataset),
+                 ISO_ERR_IO, "train-images-idx3-ubyte is a file: give a folder");
     cr_assert_null(dataset);
 }
