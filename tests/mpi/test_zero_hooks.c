@@ -228,7 +228,8 @@ static void move_state(trainer *t, const char *path, bool load) {
 
 // The state of a hook is saved with ZeRO, and goes on with it and without.
 static void goes_on(const iso_comm_hook *hook) {
-    const char *path = "zero_hooks.saved";
+    char path[32]; // the programs of the three stages run at the same time
+    snprintf(path, sizeof(path), "zero_hooks.%d.saved", ZERO_STAGE);
     trainer_config config = config_of(hook, true);
     uint64_t whole = hash_of(config, false), hash = 0;
     trainer t;
