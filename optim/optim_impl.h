@@ -81,8 +81,9 @@ typedef struct iso__rule {
                         const void *gradient, double scale, const iso_hyper *hyper);
     // For a rule that is whole: apply in two halves, so that ranks may divide the elements of a
     // parameter. The first reads the gradient and adds nothing to the value; square: what it
-    // measures of these elements. The second gets the sum of these over all elements. NULL: the
-    // rule cannot.
+    // measures of these elements; on a device with memory of its own it is there after
+    // remote->collect, and must exist until then. The second gets the sum of these over all
+    // elements. NULL: the rule cannot.
     iso_status (*measure)(const iso__base_optimizer *self, const iso__piece *piece,
                           const void *gradient, double scale, const iso_hyper *hyper,
                           double square[2]);
@@ -156,7 +157,8 @@ static inline void *iso__piece_state(const iso__base_optimizer *self, const iso_
     return (char *)self->state[kind]->data + piece->state_offset;
 }
 
-// Master weights (dp_master.c). Local; they allocate nothing. `value` has 16-bit elements of `type`.
+// Master weights (dp_master.c). Local; they allocate nothing. `value` has 16-bit elements of
+// `type`.
 //
 // Where a value is not the rounded master weight, the program has changed it since: the master
 // weight becomes that value.
@@ -172,7 +174,8 @@ iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, in
                              const void *gradient, double scale, const iso_hyper *hyper);
 
 // The two halves of an update of a rule that has them, as iso__update_piece: square[0] and
-// square[1] are the sums over all elements in the second. The first counts the update.
+// square[1] are the sums over all elements in the second. The first counts the update; on a device
+// with memory of its own, square is there after remote->collect.
 iso_status iso__measure_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
                               const void *gradient, double scale, const iso_hyper *hyper,
                               double square[2]);

@@ -9,7 +9,7 @@ FILE *train_terminal(const train_run *run) {
 const char *train_algorithm_text(const train_run *run, char text[TRAIN_ALGORITHM_ROOM]) {
     iso_reducer_stats stats;
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &stats);
-    if (stats.nccl) return "by NCCL between the GPUs of a node";
+    if (stats.nccl) return "by NCCL between GPUs";
     if (stats.shared_memory) return "in shared memory";
     snprintf(text, TRAIN_ALGORITHM_ROOM, "%s%s",
              stats.two_levels ? "in the shared memory of each node, and between nodes: " : "",

@@ -153,10 +153,11 @@ iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what
 // Recursive doubling moves n per rank and round. The bytes between nodes follow from the placement
 // of the ranks; for an MPI library that does not report its algorithm, a ring is assumed.
 //
-// In shared memory and by NCCL, an all-reduce counts 2 (P - 1) n bytes inside the node. A sum of
-// gradients in two levels (isotherm/reducer.h) counts 2 (R - 1) n bytes in a node of R ranks, and
-// one all-reduce of n bytes over as many ranks as there are nodes. A mean of n
-// bytes over P nodes (daso) counts 2 (P - 1) n bytes, and a broadcast from one rank (P - 1) n. (A
+// In shared memory and by NCCL, an all-reduce counts 2 (P - 1) n bytes. By NCCL over N nodes (2 or
+// more), 2 N (P - 1) / P n of these go between nodes, as in a ring that leaves each node once. A
+// sum of gradients in two levels (isotherm/reducer.h) counts 2 (R - 1) n bytes in a node of R
+// ranks, and one all-reduce of n bytes over as many ranks as there are nodes. A mean of n bytes
+// over P nodes (daso) counts 2 (P - 1) n bytes, and a broadcast from one rank (P - 1) n. (A
 // blocking one of more than 64 KiB to over four ranks moves at most log2(P) n / 2 more, which is
 // not counted.)
 typedef struct iso_traffic {

@@ -59,8 +59,8 @@ void iso__comm_unshare(iso_comm *comm, void *memory);
 // Whether data lies in shared memory, so that exchanges in it go through shared memory.
 bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
 
-// The value of ISO_NODE_COLLECTIVE; ISO_ERR_ARG if it is invalid. NCCL applies to memory of GPUs;
-// for other memory it means AUTO.
+// The value of ISO_NODE_COLLECTIVE; ISO_ERR_ARG if it is invalid. NCCL and NCCL_ALL apply to memory
+// of GPUs; for other memory they mean AUTO.
 enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL, ISO_NODE_NCCL_ALL };
 iso_status iso__node_collective(int *out);
 // Collective (hosts.c). Which ranks are on the same host, so that they may share memory: lowest[r],

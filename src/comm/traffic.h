@@ -34,7 +34,7 @@ iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size);
 void iso__count_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // A sum by pairwise exchange.
 void iso__count_pairwise_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
-// A sum in a ring of the ranks, as NCCL's.
+// A sum by NCCL, as in a ring of the ranks that leaves each node once.
 void iso__count_ring_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // A sum in memory that the ranks share.
 void iso__count_node_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Collectives between the GPUs of a node: issued by the program, complete on the GPU.
+// Collectives between the GPUs of a node, or of all: issued by the program, complete on the GPU.
 #include "exchange/coll_nccl_impl.h"
 
 #include <isotherm/trace.h>
@@ -58,8 +58,8 @@ static iso_status retire_complete(iso__nccl *n) {
 }
 
 static void name_oldest(iso__nccl *n, char *text, size_t room) {
-    snprintf(text, room, "%s of \"%.60s\" between the GPUs of its node", oldest_of(n)->what,
-             oldest_of(n)->label);
+    snprintf(text, room, "%s of \"%.60s\" between %d GPUs", oldest_of(n)->what, oldest_of(n)->label,
+             n->size);
 }
 
 // ISO_ERR_TIMEOUT if the oldest operation has been pending for too long, counted from its issue or
@@ -107,7 +107,7 @@ static iso_status wait_for_room(iso__nccl *n, int most) {
         if (status < 0) abort_comm(n, status);
         ISO_TRY(iso__nccl_check(n));
         if (count <= most) return ISO_OK;
-        iso_comm_poll(n->node); // the rank that is waited for may wait for ours
+        iso_comm_poll(n->ranks); // the rank that is waited for may wait for ours
         sched_yield();
     }
 }

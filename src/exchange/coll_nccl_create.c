@@ -26,9 +26,9 @@ static iso_status identify_gpu(iso_device *device, int64_t *out) {
 }
 
 // gpu: [size], zero except for this rank's entry.
-static iso_status compare_gpus(iso_comm *node, int64_t *gpu) {
-    int size = iso_comm_size(node);
-    ISO_TRY(iso_comm_allreduce_i64(node, gpu, (size_t)size, ISO_SUM));
+static iso_status compare_gpus(iso_comm *comm, int64_t *gpu) {
+    int size = iso_comm_size(comm);
+    ISO_TRY(iso_comm_allreduce_i64(comm, gpu, (size_t)size, ISO_SUM));
     for (int b = 1; b < size; b++)
         for (int a = 0; a < b; a++)
             ISO_CHECK(gpu[a] != gpu[b], ISO_ERR_UNSUPPORTED,
@@ -38,13 +38,13 @@ static iso_status compare_gpus(iso_comm *node, int64_t *gpu) {
     return ISO_OK;
 }
 
-static iso_status check_gpus(iso_comm *node, iso_device *device) {
+static iso_status check_gpus(iso_comm *comm, iso_device *device) {
     int64_t *gpu = NULL;
-    size_t bytes = (size_t)iso_comm_size(node) * sizeof(*gpu);
+    size_t bytes = (size_t)iso_comm_size(comm) * sizeof(*gpu);
     iso_status status = iso__alloc_zero(bytes, (void **)&gpu);
-    if (status == ISO_OK) status = identify_gpu(device, &gpu[iso_comm_rank(node)]);
-    status = iso_comm_agree(node, status);
-    if (status == ISO_OK) status = compare_gpus(node, gpu);
+    if (status == ISO_OK) status = identify_gpu(device, &gpu[iso_comm_rank(comm)]);
+    status = iso_comm_agree(comm, status);
+    if (status == ISO_OK) status = compare_gpus(comm, gpu);
     iso__free(gpu);
     ISO_TRY(status);
     return ISO_OK;
@@ -157,9 +157,9 @@ static iso_status check_joined(const iso__nccl *n, int64_t mine) {
 }
 
 // Collective. Starts the watching thread, which joins the communicator before it watches. Waits for
-// the join until the node's time-out, or until it fails on any rank. If it fails on one rank, NCCL
+// the join until the time-out, or until it fails on any rank. If it fails on one rank, NCCL
 // may block the others for ever, so the ranks exchange their states while they wait.
-static iso_status join_node(iso__nccl *n) {
+static iso_status join_ranks(iso__nccl *n) {
     int64_t since = iso_now(), mine = PENDING, worst = PENDING;
     iso_status status = start_thread(n);
     bool late = false;
@@ -167,13 +167,13 @@ static iso_status join_node(iso__nccl *n) {
         mine = status < 0 ? FAILED : look_for_start(n);
         double seconds = (double)(iso_now() - since) * 1e-9;
         int64_t say[2] = {mine, n->timeout_s > 0 && seconds > n->timeout_s};
-        ISO_TRY(iso_comm_allreduce_i64(n->node, say, 2, ISO_MAX));
+        ISO_TRY(iso_comm_allreduce_i64(n->ranks, say, 2, ISO_MAX));
         worst = say[0];
         late = say[1] != 0;
     }
     if (worst == FAILED && mine == PENDING) mine = JOINED; // another rank reports the error
     if (status == ISO_OK) status = check_joined(n, mine);
-    return iso_comm_agree(n->node, status);
+    return iso_comm_agree(n->ranks, status);
 }
 
 // Ends the thread. Returns false if NCCL has not returned from joining.
@@ -258,18 +258,18 @@ static void take_down(iso__nccl *n, bool together) {
     if (usable && n->stream) cudaStreamDestroy(n->stream);
     iso_device_destroy(&n->device);
     iso__outside_destroy(&n->outside);
-    iso_comm_destroy(&n->node);
+    iso_comm_destroy(&n->ranks);
     leave_record(n);
 }
 
 static void log_version(const iso__nccl *n) {
     int version = 0;
     if (n->rank > 0 || n->call.ncclGetVersion(&version) != ncclSuccess) return;
-    iso__log(ISO_LOG_INFO, "node collective: NCCL %d.%d.%d between %d GPUs", version / 10000,
-             version / 100 % 100, version % 100, n->size);
+    iso__log(ISO_LOG_INFO, "NCCL %d.%d.%d between %d GPUs", version / 10000, version / 100 % 100,
+             version % 100, n->size);
 }
 
-iso_status iso__nccl_create(iso_comm *node, iso_device *device, iso__nccl **out) {
+iso_status iso__nccl_create(iso_comm *comm, iso_device *device, iso__nccl **out) {
     iso__nccl *n = NULL;
     iso_status status = iso__alloc_zero(sizeof(*n), (void **)&n);
     if (status == ISO_OK && make_conditions(n) < 0) {
@@ -278,19 +278,19 @@ iso_status iso__nccl_create(iso_comm *node, iso_device *device, iso__nccl **out)
         status = ISO_ERR_NOMEM;
     }
     if (n) {
-        n->node = iso_comm_retain(node);
+        n->ranks = iso_comm_retain(comm);
         n->device = iso_device_retain(device);
-        n->rank = iso_comm_rank(node);
-        n->size = iso_comm_size(node);
-        n->timeout_s = iso__comm_timeout(node);
+        n->rank = iso_comm_rank(comm);
+        n->size = iso_comm_size(comm);
+        n->timeout_s = iso__comm_timeout(comm);
         n->ordinal = iso__cuda_of(device)->ordinal;
         status = prepare_rank(n);
     }
-    ISO_TRY_GOTO(iso_comm_agree(node, status));
-    ISO_TRY_GOTO(check_gpus(node, device));
-    ISO_TRY_GOTO(iso_comm_agree(node, iso__outside_create(node, &n->outside)));
-    ISO_TRY_GOTO(iso_comm_bcast(node, &n->id, sizeof(n->id), 0));
-    ISO_TRY_GOTO(join_node(n));
+    ISO_TRY_GOTO(iso_comm_agree(comm, status));
+    ISO_TRY_GOTO(check_gpus(comm, device));
+    ISO_TRY_GOTO(iso_comm_agree(comm, iso__outside_create(comm, &n->outside)));
+    ISO_TRY_GOTO(iso_comm_bcast(comm, &n->id, sizeof(n->id), 0));
+    ISO_TRY_GOTO(join_ranks(n));
     log_version(n);
     *out = n;
     return ISO_OK;
@@ -302,11 +302,11 @@ fail:
 // Whether all operations are complete on all ranks. Ranks that have failed take part in the vote,
 // so that the others do not wait for them.
 static bool all_are_through(iso__nccl *n) {
-    bool finalized = iso__comm_is_finalized(n->node);
+    bool finalized = iso__comm_is_finalized(n->ranks);
     iso_status status = iso__nccl_finish(n);
     if (status < 0) iso__log(ISO_LOG_ERROR, "%s", iso_last_error()->message);
     int64_t vote = status == ISO_OK;
-    if (finalized || iso_comm_allreduce_i64(n->node, &vote, 1, ISO_MIN) < 0) return false;
+    if (finalized || iso_comm_allreduce_i64(n->ranks, &vote, 1, ISO_MIN) < 0) return false;
     return vote != 0;
 }
 

@@ -39,11 +39,11 @@ typedef struct iso__nccl_operation {
 enum { ISO_NCCL_OPERATIONS = 256 };
 
 struct iso__nccl {
-    iso_comm *node;
+    iso_comm *ranks;
     iso__outside *outside; // counts the operations; used with the lock held
     iso_device *device;
-    int rank, size, ordinal; // rank and size of the node; ordinal of the GPU
-    double timeout_s;        // of the node; 0: none
+    int rank, size, ordinal; // rank and size of `ranks`; ordinal of the GPU
+    double timeout_s;        // 0: none
     iso__nccl_functions call;
     cudaStream_t stream;
     ncclUniqueId id;

@@ -55,14 +55,14 @@ static bool world_is_node(const iso__scopes *s) {
 
 // ---- NCCL -------------------------------------------------------------------------------------------
 
-// wants: NCCL, and NCCL between nodes.
+// wants: NCCL, and NCCL between nodes; there, a hook that converts needs shards.
 static iso_status prefer_nccl(const iso__scopes *s, int64_t wants[2]) {
     int mode;
     ISO_TRY(iso__node_collective(&mode));
     bool may = s->exchanges && !s->sparse && !s->zero && s->device &&
                strcmp(s->device->ops->name, "cuda") == 0;
-    wants[1] = may && mode == ISO_NODE_NCCL_ALL;
-    wants[0] = wants[1] || (may && (mode == ISO_NODE_AUTO || mode == ISO_NODE_NCCL));
+    wants[0] = may && (mode == ISO_NODE_AUTO || mode == ISO_NODE_NCCL || mode == ISO_NODE_NCCL_ALL);
+    wants[1] = may && mode == ISO_NODE_NCCL_ALL && !s->converts;
     return ISO_OK;
 }
 
@@ -134,7 +134,7 @@ static iso_status ask_for_nccl(iso__scopes *s) {
 // nodes with equally many ranks.
 static bool takes_nccl(const iso__scopes *s, const iso_comm *comm) {
     if (s->owns || !s->wants_nccl) return false;
-    return comm == s->node || s->nccl_spans ? !s->converts : s->equal_nodes;
+    return comm == s->node ? !s->converts : s->nccl_spans || s->equal_nodes;
 }
 
 // ---- Life -------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ static iso_status make_transport(iso__scopes *s, iso_comm *comm, const iso__tran
     iso__nccl *nccl = group_of(s, comm)->nccl;
     if (comm == s->world && s->wants_nccl && !s->nccl_spans && !s->equal_nodes)
         say_once(s, "through the host, as nodes have different numbers of ranks");
-    if (s->wants_nccl && (s->owns || (s->converts && (comm == s->node || s->nccl_spans))))
+    if (s->wants_nccl && (s->owns || (s->converts && comm == s->node)))
         say_once(s, "through the host, where a communication hook converts them");
     if (!nccl || !takes_nccl(s, comm)) return make_host(s, setup, comm, out);
     if (comm == s->world && !s->nccl_spans) return make_shards(s, setup, out);

@@ -2,11 +2,13 @@
 // Sums gradients of GPUs by NCCL, inside a node or between all ranks: the host enters the sums into
 // the GPU's queues and does not wait for them.
 //
-// Why no rank can wait for ever: all of its ranks call NCCL in the same order, that of the
-// buckets, and a list begins when the previous one is complete on this rank. Between two calls of a
-// list a rank waits for nothing (in blocking mode: for the previous bucket, which is complete), so
-// all ranks that report their gradients make the call. On the GPU, the call waits for local compute
-// only, which in turn waits for earlier calls only.
+// Why no rank can wait for ever: all ranks of the communicator call NCCL in the same order, that of
+// the buckets, and a list begins when the previous one is complete on this rank. Between two calls
+// of a list a rank waits for nothing (in blocking mode: for the previous bucket, which is
+// complete), so all ranks that report their gradients make the call. On the GPU, the call waits for
+// local compute only, which in turn waits for earlier calls only. Before a reducer changes its
+// scope, and with it the communicator, all buckets have arrived, so the compute queue follows all
+// sums of one before the first of the other.
 #include "exchange/transports.h"
 
 #include "comm/traffic.h"

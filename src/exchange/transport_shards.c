@@ -19,8 +19,8 @@
 // step, a rank may delay its next call, but before that call it must not wait for another rank of
 // its node to *read* values of this step. That read waits for the all-gather that the late rank has
 // not made. A program is safe if all ranks complete a step (iso_reducer_finish) before anything
-// else. A reducer has one NCCL communicator; programs with several reducers must use them in the
-// same order on all ranks in any case.
+// else. A reducer uses one NCCL communicator at a time (transport_nccl.c); programs with several
+// reducers must use them in the same order on all ranks in any case.
 #include "exchange/transports.h"
 
 #include "comm/traffic.h"

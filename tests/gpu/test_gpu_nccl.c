@@ -95,12 +95,14 @@ Test(np2_gpu_nccl, weights_count_before_the_sum) {
     iso_assert_all(got.stats.nccl && nccl_same_bits(&got, &want));
 }
 
+// In one node, by shards, and by NCCL between nodes.
 Test(np4_gpu_nccl, measures_an_exchange) {
     nccl_skip();
-    for (int nodes = 1; nodes <= 2; nodes++) {
+    for (int way = 0; way < 3; way++) {
         nccl_world w;
         double ms = 0;
-        setenv("ISO_RANKS_PER_NODE", nodes == 1 ? "4" : "2", 1);
+        setenv("ISO_RANKS_PER_NODE", way == 0 ? "4" : "2", 1);
+        setenv("ISO_NODE_COLLECTIVE", way == 2 ? "nccl-all" : "auto", 1);
         iso_assert_ok(nccl_create(&w, &nccl_by_gpu));
         iso_assert_ok(iso_reducer_measure_exchange(w.reducer, 3, &ms));
         iso_assert_all(ms > 0);
@@ -208,13 +210,17 @@ Test(np3_gpu_nccl, between_nodes_of_different_sizes_too) {
     iso_assert_all(llabs(3 * between - 8 * bytes) <= 3 * NCCL_STEPS * NCCL_PARAMS);
 }
 
-Test(np2_gpu_nccl, a_hook_that_converts_keeps_to_the_host_between_nodes) {
+// As without nccl-all: NCCL inside nodes, and converted shards between them.
+Test(np4_gpu_nccl, a_hook_that_converts_takes_shards_between_nodes) {
     nccl_skip();
-    span_nodes("1");
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
     nccl_variant how = nccl_by_gpu;
     how.hook = &iso_hook_bf16;
+    const nccl_result *shards = nccl_train(&how);
+    span_nodes("2");
     const nccl_result *r = nccl_train(&how);
-    iso_assert_all(!r->stats.nccl && !nothing_travels(r));
+    iso_assert_all(r->stats.nccl && nccl_same_bits(r, shards));
+    iso_assert_all(r->stats.bytes_world == shards->stats.bytes_world);
 }
 
 static iso_status train_switching(nccl_world *w, nccl_result *out) {

@@ -202,6 +202,29 @@ Test(np3_zero_lamb, uneven_inputs_end_alike) {
     trainer_destroy(&zero);
 }
 
+// ---- Faults -------------------------------------------------------------------------------------------
+
+// Of the emulated GPU, where the build has that.
+__attribute__((weak)) void emulated_fail_next(const char *function, int error);
+
+// The norms of a bucket do not reach the host. Nothing may go on with zeros in their place.
+Test(np2_zero_lamb, norms_that_are_lost_are_told_of) {
+    trainer t;
+    if (!emulated_fail_next || !getenv("ISO_TEST_DEVICE"))
+        test_mpi_skip("only the emulated GPU can be made to fail");
+    make(&t, lamb(), true);
+    iso_assert_ok(trainer_train(&t, 2));
+    iso_optimizer_zero_grad(t.optimizer);
+    iso_assert_ok(trainer_backward(&t, 2));
+    iso_assert_ok(iso_optimizer_step(t.optimizer));
+    emulated_fail_next("cudaMemcpy", 999 /* cudaErrorUnknown */);
+    iso_assert_all(iso_data_parallel_finish(t.model) == ISO_ERR_DEVICE);
+    for (int again = 0; again < 2; again++)
+        iso_assert_all(iso_data_parallel_finish(t.model) == ISO_ERR_STATE &&
+                       strstr(iso_last_error()->message, "norms"));
+    trainer_destroy(&t);
+}
+
 // ---- State ----------------------------------------------------------------------------------------------
 
 // Of three ranks with ZeRO, two go on with it, and one without.

@@ -39,6 +39,7 @@ struct iso__appliers {
     slot_state *slot; // [slots]
     int *arrived;     // [parameters]: pieces that are back, if they are updated together
     bool direct;      // two appliers share a parameter
+    bool lost;        // what first halves measured: an error came before it was there
 };
 
 // ---- Who --------------------------------------------------------------------------------------------
@@ -368,7 +369,7 @@ static iso_status measure_slots(iso__appliers *a, const iso__range *range, doubl
         slot_state *slot = &a->slot[s];
         if (!slot->update || slot->measured || skipped[s]) continue;
         ISO_TRY(measure_slot(a, s, home, scale));
-        slot->measured = true; // do not repeat it if a later one fails
+        slot->measured = true; // the norms may fail to leave, and this be called again
     }
     return ISO_OK;
 }
@@ -386,7 +387,12 @@ static iso_status collect_measured(iso__appliers *a, iso_status status) {
 iso_status iso__appliers_measure(iso__appliers *a, int bucket, double scale, bool home,
                                  const bool *skipped, double *square) {
     const iso__range *range = &a->layout->range[bucket];
+    ISO_CHECK(!a->lost, ISO_ERR_STATE,
+              "an update failed before the norms of its parameters were known: continue from a "
+              "saved state");
+    a->lost = true;
     ISO_TRY(collect_measured(a, measure_slots(a, range, scale, home, skipped)));
+    a->lost = false;
     for (int k = range->first; k <= range->last; k++, square += 2) {
         const slot_state *slot = &a->slot[a->layout->order[k]];
         bool counts = slot->update && !skipped[a->layout->order[k]];

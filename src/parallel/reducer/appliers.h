@@ -72,7 +72,8 @@ iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const
 bool iso__appliers_have_halves(const iso__appliers *a);
 // Makes the first half of the outstanding updates of a bucket. square: two numbers of each slot, in
 // the order of the layout; 0 where nothing is updated. home: the gradients are in the caller's
-// arrays, where there are any. May be called again after it failed.
+// arrays, where there are any. If it fails, moments may have changed, and what was measured is
+// lost: it then returns ISO_ERR_STATE for all buckets.
 iso_status iso__appliers_measure(iso__appliers *a, int bucket, double scale, bool home,
                                  const bool *skipped, double *square);
 // Makes the second half, with the totals of norms. May be called again after it failed.
