@@ -8,7 +8,7 @@ set -u
 
 seconds=$1 directory=$2
 shift 2
-export ISO_STALL_WARN=0 ISO_TIMEOUT=4 ISO_WATCHDOG="$seconds"
+export ISO_STALL_WARN=0 ISO_TIMEOUT=8 ISO_WATCHDOG="$seconds"
 
 # shellcheck source=tests/cluster/wait_for.sh
 . "$(dirname "$0")/wait_for.sh"
@@ -23,7 +23,7 @@ launcher=$!
 wait_for 60 trains || echo "the ranks do not train"
 ip -n node1 link set eth0 down
 status=0
-wait_for 12 told 'the job ends here by MPI_Abort' || status=1
+wait_for 20 told 'the job ends here by MPI_Abort' || status=1
 if [ "$seconds" = 0 ]; then
     told "if mpirun goes on, because it cannot reach a host, end it with: kill -9 $launcher (" || status=1
     sleep 8
