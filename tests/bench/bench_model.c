@@ -29,12 +29,19 @@ static struct {
     bool polls, found; // a kernel with a row has run: setting up is over
 } model;
 
+static void refuse_time(const char *file, const row *r) {
+    fprintf(stderr, "error: %s has a time of %g ms for %s: make the table again\n", file, r->ms,
+            r->operation);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
 static void read_table(const char *file) {
     FILE *from = fopen(file, "r");
     if (!from) fprintf(stderr, "error: there is no table %s\n", file), MPI_Abort(MPI_COMM_WORLD, 1);
     bool empty = true;
     for (row r; fscanf(from, "%47s %lf %lf %lf", r.operation, &r.flops, &r.bytes, &r.ms) == 4;) {
         empty = false;
+        if (!(r.ms >= 0 && r.ms < 1e9)) refuse_time(file, &r);
         if (strcmp(r.operation, "rest") == 0)
             model.rest_ms = r.ms;
         else if (model.count < MOST_ROWS)

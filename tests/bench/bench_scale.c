@@ -54,8 +54,8 @@ typedef struct scale_run {
 
 // ---- Options --------------------------------------------------------------------------------------
 
-static int whole(const char *option, const char *text) {
-    return (int)bench_number(usage, option, text, 0, 1e6);
+static int whole(const char *option, const char *text, int least) {
+    return (int)bench_number(usage, option, text, least, 1e6);
 }
 
 static const char *checked_model(const char *text) {
@@ -73,9 +73,9 @@ static void set_option(scale_options *o, int letter, char *text) {
     case 'e': o->settings = text; break;
     case 'p': o->progress = text; break;
     case 'v': o->device = text; break;
-    case 'b': o->batch = whole("--batch", text); break;
-    case 'n': o->steps = whole("--steps", text); break;
-    case 'w': o->warmup = whole("--warmup", text); break;
+    case 'b': o->batch = whole("--batch", text, 1); break;
+    case 'n': o->steps = whole("--steps", text, 1); break;
+    case 'w': o->warmup = whole("--warmup", text, 0); break;
     case 'l': o->slow_ms = bench_number(usage, "--slow-ms", text, 0, 1e6); break;
     case 'k': o->work_ns = bench_number(usage, "--work-ns", text, 0, 1e6); break;
     case 'q': o->equal = true; break;

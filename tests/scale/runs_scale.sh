@@ -8,7 +8,7 @@
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 5 ] || {
+[ $# -ge 5 ] && [ $# -le 8 ] || {
     sed -n '/^# usage: /,/^set -eu/s/^# \{0,1\}//p' "$0" | grep -v '^set' >&2
     exit 2
 }
@@ -22,9 +22,12 @@ refuse() { # why
     echo "runs_scale.sh: $1" >&2
     exit 1
 }
+for list in "$ranks_list" "$each_list" "$rates" "$syncs"; do
+    [ -n "$list" ] || refuse "a list is empty"
+done
 for number in $ranks_list $each_list $rates; do
     case $number in
-    *[!0-9]* | 0*) refuse "$number is no number above 0" ;;
+    *[!0-9]* | 0* | ????????*) refuse "$number is no number from 1 to 9999999" ;;
     esac
 done
 for ranks in $ranks_list; do
@@ -32,15 +35,18 @@ for ranks in $ranks_list; do
         [ $((ranks % each)) = 0 ] || refuse "$ranks ranks do not fill hosts of $each: give a multiple"
     done
 done
-[ -d "$build" ] || refuse "there is no folder $build: make it with build_scale.sh"
+[ -x "$build/bench_scale_simulated" ] || refuse "$build has no bench_scale_simulated: make it with build_scale.sh"
+case $tables in *' '*) refuse "the folder of the tables has a space in its name: SimGrid cannot pass it on" ;; esac
 [ -f "$tables/$model-$batch.times" ] || refuse "there is no table $tables/$model-$batch.times: make it with tables.sh"
+[ -f "$tables/work" ] || refuse "there is no $tables/work: make it with tables.sh"
 touch "$file"
-{ [ -z "$(tail -c 1 "$file")" ] && ! grep -v '^{.*}$' "$file"; } ||
-    refuse "$file has a line that is not whole: remove it"
+{ [ -z "$(tail -c 1 "$file")" ] && ! grep -vn '^{"run": ".*}$' "$file" >&2; } ||
+    refuse "$file has a line that is no whole run: remove it"
 failed=0
 work=$(mktemp -d)
+child=
 trap 'rm -rf "$work"' EXIT
-trap 'exit 143' INT TERM HUP
+trap '[ -z "$child" ] || kill "$child"; exit 143' INT TERM HUP # a shell waits for what is not in the background
 
 run() { # sync, settings, ranks, ranks per host, Mbit/s, steps, warm-up
     name="$model $1 $2 $3 $4 $5"
@@ -57,12 +63,14 @@ run() { # sync, settings, ranks, ranks per host, Mbit/s, steps, warm-up
     cp "$here/costs" "$work/costs"
     [ "$rate" -le 1000 ] || echo "byte_ns=0" >>"$work/costs"
     export SCALE_COSTS="$work/costs"
-    if ! out=$(sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m 1000000 -- "$@" </dev/null); then
+    sh "$here/simulate.sh" -b "$build" -n "$hosts" -p "$host_ranks" -r "$rate" -m 1000000 -- "$@" </dev/null >"$work/out" &
+    child=$!
+    if ! wait "$child"; then
         echo "runs_scale.sh: the simulation of \"$name\" failed" >&2
         failed=1
         return 0
     fi
-    echo "$out" | sed "s/^{/{\"run\": \"$name\", \"hosts\": $hosts, \"mbit\": $rate, /" >>"$file"
+    sed "s/^{/{\"run\": \"$name\", \"hosts\": $hosts, \"mbit\": $rate, /" "$work/out" >>"$file"
 }
 
 run_sync() { # sync, ranks, ranks per host, Mbit/s

@@ -30,9 +30,10 @@ refuse() { # why
 }
 for number in "$hosts" "$ranks" "$rate"; do
     case $number in
-    *[!0-9]* | '' | 0*) refuse "$number is no number above 0" ;;
+    *[!0-9]* | '' | 0* | ????????*) refuse "$number is no number from 1 to 9999999" ;;
     esac
 done
+[ $((hosts * ranks)) -le 16384 ] || refuse "$hosts hosts of $ranks ranks are more than 16384 ranks"
 case $shared in *[!0-9]* | '') refuse "-m $shared is no number of bytes" ;; esac
 command -v smpirun >/dev/null || {
     echo "simulate.sh: needs smpirun (Debian: apt-get install libsimgrid-dev)" >&2
@@ -43,8 +44,9 @@ command -v smpirun >/dev/null || {
 # shellcheck source=tests/scale/costs disable=SC2154
 . "${SCALE_COSTS:-$here/costs}"
 work=$(mktemp -d)
+child=
 trap 'rm -rf "$work"' EXIT
-trap 'exit 143' INT TERM HUP
+trap '[ -z "$child" ] || pkill -P "$child" || kill "$child"; exit 143' INT TERM HUP # a shell waits for what is not in the background
 
 # SMPI's own messages, with which it makes communicators, pass these links; all others are those of smpi_network.c.
 bytes=$(awk -v rate="$rate" -v payload="$payload" 'BEGIN { printf "%.0f", rate * 1e6 / 8 * payload }')
@@ -69,7 +71,9 @@ export ISO_NODE_COLLECTIVE=mpi ISO_STALL_WARN=0
 smpirun -np $((hosts * ranks)) -platform "$work/platform.xml" -hostfile "$work/hosts" \
     --cfg=smpi/simulate-computation:no --cfg=smpi/host-speed:1 --cfg=smpi/display-timing:no --cfg=smpi/test:0 \
     --cfg=smpi/iprobe:0 --cfg=smpi/os:0:0:0 --cfg=smpi/or:0:0:0 --cfg=smpi/bw-factor:0:1 --cfg=smpi/lat-factor:0:1 \
-    --cfg=network/crosstraffic:no --log=root.thres:critical "$build/bench_scale_simulated" "$@" >"$work/line"
+    --cfg=network/crosstraffic:no --log=root.thres:critical "$build/bench_scale_simulated" "$@" </dev/null >"$work/line" &
+child=$!
+wait "$child"
 # smpirun returns 0 after some errors.
 [ -s "$work/line" ] || refuse "the simulation has printed no result"
 cat "$work/line"

@@ -27,15 +27,31 @@ def read_share():
 SHARE = read_share()
 
 
+def read_runs(path):
+    """Gives (key, run) of each line of a file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"table_scale.py: cannot read {path}: {error}")
+    for place, line in enumerate(lines, 1):
+        try:
+            run = json.loads(line)
+            key = run["model"], run["sync"], run["ranks"], run["ranks"] // run["hosts"], run["mbit"]
+            whole = math.isfinite(run["step_ms"]) and run["step_ms"] > 0 and run["parameters"] > 0
+            whole = whole and run["sent_bytes_per_step"] >= 0
+        except (ValueError, KeyError, TypeError, ZeroDivisionError):
+            whole = False
+        if not whole:
+            sys.exit(f"table_scale.py: line {place} of {path} is no run of runs_scale.sh: remove it")
+        yield key, run
+
+
 class Series:
     """The runs of a file."""
 
     def __init__(self, path):
-        self.runs = {}
-        with open(path, encoding="utf-8") as file:
-            for run in map(json.loads, file):
-                each = run["ranks"] // run["hosts"]
-                self.runs[run["model"], run["sync"], run["ranks"], each, run["mbit"]] = run
+        self.runs = dict(read_runs(path))
         for model in MODELS:
             if (model, "blocking", 1, 1, 1000) not in self.runs:
                 sys.exit(f"table_scale.py: {path} has no run of {model} on one rank: add it by "
@@ -62,7 +78,7 @@ def number(value):
 
 
 def link(mbit):
-    return f"{mbit // 1000} Gbit/s" if mbit >= 1000 else f"{mbit} Mbit/s"
+    return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit} Mbit/s"
 
 
 def row(cells):
@@ -133,8 +149,11 @@ def all_tables(series):
 
 
 def replace_tables(path, tables):
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"table_scale.py: cannot read {path}: {error}")
     for name, lines in tables.items():
         place = re.compile(rf"(<!-- table {re.escape(name)} -->\n\n)(?:\|.*\n)*")
         text, count = place.subn(lambda found, lines=lines: found[1] + "\n".join(lines) + "\n", text)
