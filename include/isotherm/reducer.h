@@ -152,10 +152,10 @@ typedef struct iso_reducer_config {
     // summed there, and is copied back. Work launched after iso_reducer_param_needed sees the
     // result.
     //
-    // GPUs of one node (ISO_NODE_COLLECTIVE=nccl-all: of all) are summed by NCCL instead, without
-    // the host, if possible. Else, between nodes with equally many ranks, each rank exchanges one
-    // shard of a bucket through the host. After a step, reading values then blocks until the other
-    // ranks of the node reach their next forward or call iso_reducer_finish.
+    // If it can, NCCL sums over the GPUs of a node instead, without the host, or over all GPUs
+    // (ISO_NODE_COLLECTIVE=nccl-all). Otherwise, between nodes of equal size, each rank exchanges a
+    // shard of a bucket through the host; reading values after a step then blocks until the other
+    // ranks of its node reach their next forward or call iso_reducer_finish.
     iso_device *device;
     iso_sync sync;
     iso_scope scope; // the ranks over which gradients are averaged

@@ -46,7 +46,6 @@ struct iso_comm {
     int64_t *node_of;
     double sum_all, sum_between; // what a sum moves, in multiples of the bytes of one rank
     double pairwise_between;     // of a sum by pairwise exchange
-    double ring_between;         // of a sum by NCCL
     int elsewhere;               // ranks on other nodes
     iso_traffic traffic;         // of layers that have no statistics of their own
     bool counted;                // iso__comm_collect has already added it

@@ -99,6 +99,20 @@ iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size) 
 
 // ---- Where ranks are --------------------------------------------------------------------------------
 
+iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of) {
+    size_t bytes = (size_t)comm->size * sizeof(*node_of);
+    if (!comm->node_of) ISO_TRY(iso__alloc(bytes, (void **)&comm->node_of));
+    memcpy(comm->node_of, node_of, bytes);
+    iso__sum_cost cost = iso__sum_cost_of(comm->engine->algorithm_number, node_of, comm->size);
+    comm->sum_all = cost.all;
+    comm->sum_between = cost.between;
+    if (comm->size <= ISO_PAIRWISE_MOST)
+        comm->pairwise_between = iso__sum_cost_of(ISO_SUM_PAIRWISE, node_of, comm->size).between;
+    comm->elsewhere = 0;
+    for (int r = 0; r < comm->size; r++) comm->elsewhere += node_of[r] != node_of[comm->rank];
+    return ISO_OK;
+}
+
 static int ranks_beside(const iso_comm *comm, int rank, int end) {
     int count = 0;
     for (int r = 0; r < end; r++) count += comm->node_of[r] == comm->node_of[rank];
@@ -115,26 +129,11 @@ int iso__comm_nodes(const iso_comm *comm, bool *equal) {
     return nodes > 0 ? nodes : 1;
 }
 
-// A ring that leaves each node once, wherever its ranks are in the communicator.
-static double ring_between(const iso_comm *comm) {
+iso__sum_cost iso__ring_cost(const iso_comm *comm) {
     bool equal;
     int nodes = iso__comm_nodes(comm, &equal);
-    return nodes > 1 ? 2.0 * nodes * (comm->size - 1) / comm->size : 0;
-}
-
-iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of) {
-    size_t bytes = (size_t)comm->size * sizeof(*node_of);
-    if (!comm->node_of) ISO_TRY(iso__alloc(bytes, (void **)&comm->node_of));
-    memcpy(comm->node_of, node_of, bytes);
-    iso__sum_cost cost = iso__sum_cost_of(comm->engine->algorithm_number, node_of, comm->size);
-    comm->sum_all = cost.all;
-    comm->sum_between = cost.between;
-    comm->ring_between = ring_between(comm);
-    if (comm->size <= ISO_PAIRWISE_MOST)
-        comm->pairwise_between = iso__sum_cost_of(ISO_SUM_PAIRWISE, node_of, comm->size).between;
-    comm->elsewhere = 0;
-    for (int r = 0; r < comm->size; r++) comm->elsewhere += node_of[r] != node_of[comm->rank];
-    return ISO_OK;
+    double all = 2.0 * (comm->size - 1);
+    return (iso__sum_cost){all, nodes > 1 ? all * nodes / comm->size : 0};
 }
 
 static iso_status find_ranks(const iso_comm *subset, const iso_comm *whole, int *rank) {
@@ -191,11 +190,6 @@ void iso__count_cost(iso_traffic *to, const iso_comm *comm, const iso__sum_cost 
 
 void iso__count_pairwise_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
     iso__sum_cost cost = {2.0 * (comm->size - 1), comm->pairwise_between};
-    iso__count_cost(to, comm, &cost, bytes);
-}
-
-void iso__count_ring_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
-    iso__sum_cost cost = {2.0 * (comm->size - 1), comm->ring_between};
     iso__count_cost(to, comm, &cost, bytes);
 }
 

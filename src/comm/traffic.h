@@ -28,14 +28,15 @@ typedef struct iso__sum_cost {
     double all, between;
 } iso__sum_cost;
 iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size);
+// Of a sum by NCCL: as in a ring that leaves each node once. Takes time with the square of the
+// ranks.
+iso__sum_cost iso__ring_cost(const iso_comm *comm);
 
 // These need a located comm; otherwise all ranks count as sharing a node. bytes: per rank.
 // A sum by messages.
 void iso__count_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // A sum by pairwise exchange.
 void iso__count_pairwise_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
-// A sum by NCCL, as in a ring of the ranks that leaves each node once.
-void iso__count_ring_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // A sum in memory that the ranks share.
 void iso__count_node_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // A sum of this cost.

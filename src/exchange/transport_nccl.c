@@ -25,8 +25,9 @@ typedef struct gpus {
     iso__transport_setup with;
     iso__nccl *nccl; // borrowed
     iso_comm *comm;  // borrowed: its ranks
-    sum *sum;        // [buckets]
-    bool broken;     // a sum was not entered
+    iso__sum_cost cost;
+    sum *sum;    // [buckets]
+    bool broken; // a sum was not entered
     size_t *wire_bytes;
 } gpus;
 
@@ -55,7 +56,7 @@ static iso_status enter_sum(iso__transport *t, int i, double before, double afte
     s->left = after;
     stats->exchanges++;
     *(self->with.over_world ? &stats->bytes_world : &stats->bytes_node) += (long long)b->bytes;
-    iso__count_ring_sum(&stats->traffic, self->comm, b->bytes);
+    iso__count_cost(&stats->traffic, self->comm, &self->cost, b->bytes);
     return ISO_OK;
 }
 
@@ -116,7 +117,8 @@ iso_status iso__transport_nccl(const iso__transport_setup *setup, iso__nccl *ncc
                             .nccl = true},
                    .with = *setup,
                    .nccl = nccl,
-                   .comm = comm};
+                   .comm = comm,
+                   .cost = iso__ring_cost(comm)};
     ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*self->sum), (void **)&self->sum));
     ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*self->wire_bytes), (void **)&self->wire_bytes));
     self->base.wire_bytes = self->wire_bytes;
