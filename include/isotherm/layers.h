@@ -78,6 +78,12 @@ iso_status iso_sigmoid_create(iso_device *device, iso_module **out);
 // x Phi(x), with Phi the standard normal distribution function. approximate: PyTorch's approximate
 // = "tanh".
 iso_status iso_gelu_create(iso_device *device, bool approximate, iso_module **out);
+// x sigmoid(x), torch.nn.SiLU.
+iso_status iso_silu_create(iso_device *device, iso_module **out);
+// x, below 0 negative_slope x (torch.nn.LeakyReLU: 0.01). ISO_ERR_ARG if it is NaN or infinite.
+iso_status iso_leaky_relu_create(iso_device *device, double negative_slope, iso_module **out);
+// x, below 0 alpha (exp(x) - 1) (torch.nn.ELU: 1). ISO_ERR_ARG if alpha is NaN or infinite.
+iso_status iso_elu_create(iso_device *device, double alpha, iso_module **out);
 // [N, ...] -> [N, product of the other dimensions]
 iso_status iso_flatten_create(iso_device *device, iso_module **out);
 // In training, sets each element (dropout) or each channel of a sample (dropout2d, [N, C, H, W]) to
@@ -243,7 +249,10 @@ typedef enum iso_layer_kind {
     ISO_LAYER_NORM, // over all dimensions of a sample
     ISO_TANH,
     ISO_SIGMOID,
-    ISO_GELU
+    ISO_GELU, // not approximate
+    ISO_SILU,
+    ISO_LEAKY_RELU, // negative_slope 0.01
+    ISO_ELU         // alpha 1
 } iso_layer_kind;
 // One layer of iso_sequential_build. Its input size follows from the layers before it.
 typedef struct iso_layer {

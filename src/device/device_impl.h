@@ -71,10 +71,13 @@ typedef struct iso__attention_args {
 // Element-wise functions; backward uses the saved tensor named beside each: its input x or its
 // output y.
 typedef enum iso__unary {
-    ISO__TANH,     // y
-    ISO__SIGMOID,  // y
-    ISO__GELU,     // x
-    ISO__GELU_TANH // x
+    ISO__TANH,       // y
+    ISO__SIGMOID,    // y
+    ISO__GELU,       // x
+    ISO__GELU_TANH,  // x
+    ISO__SILU,       // x
+    ISO__LEAKY_RELU, // x; alpha: the slope below 0
+    ISO__ELU         // x; alpha: the negative of the limit below 0
 } iso__unary;
 
 typedef struct iso__batch_norm_args {
@@ -256,11 +259,11 @@ typedef struct iso_kernel_ops {
     iso_status (*softmax_forward)(iso_device *self, const iso_tensor *x, iso_tensor *y);
     iso_status (*softmax_backward)(iso_device *self, const iso_tensor *y, const iso_tensor *dy,
                                    iso_tensor *dx);
-    // dx may be dy; saved: see iso__unary.
-    iso_status (*unary_forward)(iso_device *self, iso__unary function, const iso_tensor *x,
-                                iso_tensor *y);
-    iso_status (*unary_backward)(iso_device *self, iso__unary function, const iso_tensor *saved,
-                                 const iso_tensor *dy, iso_tensor *dx);
+    // dx may be dy; saved and alpha: see iso__unary.
+    iso_status (*unary_forward)(iso_device *self, iso__unary function, double alpha,
+                                const iso_tensor *x, iso_tensor *y);
+    iso_status (*unary_backward)(iso_device *self, iso__unary function, double alpha,
+                                 const iso_tensor *saved, const iso_tensor *dy, iso_tensor *dx);
     // y = act(a + b), all of one layout; y may be a or b.
     iso_status (*add)(iso_device *self, const iso_tensor *a, const iso_tensor *b,
                       iso_activation act, iso_tensor *y);

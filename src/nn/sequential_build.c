@@ -108,6 +108,9 @@ static iso_status make_layer(iso_device *device, const iso_layer *layer, int i, 
     case ISO_TANH: return iso_tanh_create(device, out);
     case ISO_SIGMOID: return iso_sigmoid_create(device, out);
     case ISO_GELU: return iso_gelu_create(device, false, out);
+    case ISO_SILU: return iso_silu_create(device, out);
+    case ISO_LEAKY_RELU: return iso_leaky_relu_create(device, 0.01, out);
+    case ISO_ELU: return iso_elu_create(device, 1, out);
     }
     return ISO_FAIL(ISO_ERR_ARG, "layer %d has a kind that does not exist (%d)", i,
                     (int)layer->kind);

@@ -117,20 +117,26 @@ void oracle_softmax_backward(int64_t rows, int64_t k, const double *y, const dou
 
 static double gelu_argument(double x) { return sqrt(2 / M_PI) * (x + 0.044715 * x * x * x); }
 
-double oracle_unary(iso__unary function, double x) {
+double oracle_unary(iso__unary function, double alpha, double x) {
     switch (function) {
     case ISO__TANH: return tanh(x);
     case ISO__SIGMOID: return 1 / (1 + exp(-x));
     case ISO__GELU: return 0.5 * x * erfc(-x / sqrt(2));
+    case ISO__SILU: return x / (1 + exp(-x));
+    case ISO__LEAKY_RELU: return x > 0 ? x : alpha * x;
+    case ISO__ELU: return x > 0 ? x : alpha * expm1(x);
     default: return 0.5 * x * (1 + tanh(gelu_argument(x)));
     }
 }
 
-double oracle_unary_slope(iso__unary function, double x) {
-    double y = oracle_unary(function, x), t = tanh(gelu_argument(x));
+double oracle_unary_slope(iso__unary function, double alpha, double x) {
+    double y = oracle_unary(function, alpha, x), s = 1 / (1 + exp(-x)), t = tanh(gelu_argument(x));
     switch (function) {
     case ISO__TANH: return 1 - y * y;
     case ISO__SIGMOID: return y * (1 - y);
+    case ISO__SILU: return s + x * s * (1 - s);
+    case ISO__LEAKY_RELU: return x > 0 ? 1 : alpha;
+    case ISO__ELU: return x > 0 ? 1 : alpha * exp(x);
     case ISO__GELU: return 0.5 * erfc(-x / sqrt(2)) + x * exp(-x * x / 2) / sqrt(2 * M_PI);
     default:
         return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);

@@ -39,7 +39,7 @@ void oracle_softmax_backward(int64_t rows, int64_t k, const double *y, const dou
                              double *dx);
 
 // The function and its derivative at x.
-double oracle_unary(iso__unary function, double x);
-double oracle_unary_slope(iso__unary function, double x);
+double oracle_unary(iso__unary function, double alpha, double x);
+double oracle_unary_slope(iso__unary function, double alpha, double x);
 
 #endif

@@ -145,8 +145,8 @@ Test(gradcheck_f64, pools) { on_each_set(pools); }
 
 static void activations(void) {
     iso_status (*const create[])(iso_device *, iso_module **) = {
-        iso_relu_create,        iso_tanh_create,    iso_sigmoid_create,
-        iso_log_softmax_create, iso_softmax_create, iso_flatten_create};
+        iso_relu_create,    iso_tanh_create,    iso_sigmoid_create, iso_log_softmax_create,
+        iso_softmax_create, iso_flatten_create, iso_silu_create};
     iso_module *m;
     for (size_t i = 0; i < sizeof(create) / sizeof(create[0]); i++) {
         cr_ok(create[i](device, &m));
@@ -156,6 +156,10 @@ static void activations(void) {
         cr_ok(iso_gelu_create(device, approximate, &m));
         check(m, 2, rows);
     }
+    cr_ok(iso_leaky_relu_create(device, 0.2, &m));
+    check(m, 2, rows);
+    cr_ok(iso_elu_create(device, 1.5, &m));
+    check(m, 2, rows);
 }
 Test(gradcheck_f64, activations) { on_each_set(activations); }
 

@@ -4,6 +4,7 @@
 
 #include "tensor/tensor_impl.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -160,6 +161,8 @@ Test(norm, settings_without_a_meaning_are_refused) {
                                  {.ndim = 1, .normalized_shape = {2}, .eps = -1}};
     for (int i = 0; i < 4; i++)
         cr_fails(iso_layer_norm_create(device, &l[i], &m), ISO_ERR_ARG, "LayerNorm");
+    cr_fails(iso_leaky_relu_create(device, NAN, &m), ISO_ERR_ARG, "LeakyReLU");
+    cr_fails(iso_elu_create(device, INFINITY, &m), ISO_ERR_ARG, "ELU");
     close_cpu(&device);
 }
 
@@ -211,9 +214,9 @@ Test(norm, alternating_batches_allocate_nothing) {
 
 Test(norm, lists_of_layers_hold_norms_and_activations) {
     device = open_cpu();
-    static const char *const types[] = {"Conv2d",  "BatchNorm2d", "ReLU",        "LayerNorm",
-                                        "Tanh",    "Flatten",     "BatchNorm1d", "LayerNorm",
-                                        "Sigmoid", "GELU",        "Linear"};
+    static const char *const types[] = {"Conv2d",  "BatchNorm2d", "ReLU",      "LayerNorm", "Tanh",
+                                        "Flatten", "BatchNorm1d", "LayerNorm", "Sigmoid",   "GELU",
+                                        "SiLU",    "LeakyReLU",   "ELU",       "Linear"};
     const iso_layer layers[] = {{.kind = ISO_CONV2D, .out = 4, .size = 3},
                                 {.kind = ISO_BATCH_NORM, .relu = true},
                                 {.kind = ISO_LAYER_NORM},
@@ -223,12 +226,15 @@ Test(norm, lists_of_layers_hold_norms_and_activations) {
                                 {.kind = ISO_LAYER_NORM},
                                 {.kind = ISO_SIGMOID},
                                 {.kind = ISO_GELU},
+                                {.kind = ISO_SILU},
+                                {.kind = ISO_LEAKY_RELU},
+                                {.kind = ISO_ELU},
                                 {.kind = ISO_LINEAR, .out = 3}};
     iso_rng rng = {.seed = 1};
     iso_module *net;
-    cr_ok(iso_sequential_build(device, (int64_t[]){2, 6, 6}, layers, 10, &rng, &net));
-    cr_assert_eq(net->child_count, 11);
-    for (int i = 0; i < 11; i++) cr_assert_str_eq(net->child[i]->ops->type, types[i]);
+    cr_ok(iso_sequential_build(device, (int64_t[]){2, 6, 6}, layers, 13, &rng, &net));
+    cr_assert_eq(net->child_count, 14);
+    for (int i = 0; i < 14; i++) cr_assert_str_eq(net->child[i]->ops->type, types[i]);
     takes(net, 4, (int64_t[]){3, 2, 6, 6});
     iso_module_destroy(&net);
     close_cpu(&device);

@@ -220,6 +220,18 @@ Test(torch_norm, approximate_gelu_is_torch_gelu_tanh) {
     iso_module *m;
     check_layer("gelu_tanh", made(iso_gelu_create(device, true, &m), &m));
 }
+Test(torch_norm, silu_is_torch_silu) {
+    iso_module *m;
+    check_layer("silu", made(iso_silu_create(device, &m), &m));
+}
+Test(torch_norm, leaky_relu_is_torch_leaky_relu) {
+    iso_module *m;
+    check_layer("leaky_relu", made(iso_leaky_relu_create(device, 0.2, &m), &m));
+}
+Test(torch_norm, elu_is_torch_elu) {
+    iso_module *m;
+    check_layer("elu", made(iso_elu_create(device, 1.5, &m), &m));
+}
 Test(torch_norm, softmax_is_torch_softmax) {
     iso_module *m;
     check_layer("softmax", made(iso_softmax_create(device, &m), &m));

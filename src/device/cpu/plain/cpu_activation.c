@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Tanh, sigmoid, gelu, softmax, and sums with a relu. f32 uses polynomials that vectorise, with
-// errors of at most 2 units in the last place for exp, tanh and sigmoid; f64 uses the functions of
-// libm.
+// Functions of one element such as tanh and gelu, softmax, and sums with a relu. f32 uses
+// polynomials that vectorise, with errors of at most 2 units in the last place for exp, tanh and
+// sigmoid; f64 uses the functions of libm.
 #include "device/cpu/plain/cpu_real.h"
 
 #include <string.h>
@@ -14,6 +14,7 @@
 #ifdef ISO_CPU_F64
 
 INLINE real exp_of(real x) { return exp(x); }
+INLINE real expm1_of(real x) { return expm1(x); }
 INLINE real tanh_of(real x) { return tanh(x); }
 // Of the normal distribution: the function, and its density.
 INLINE void normal(real x, real *below, real *density) {
@@ -26,8 +27,9 @@ INLINE void normal(real x, real *below, real *density) {
 // Coefficients: minimax fits of relative error (Lawson's iteration), at most 5e-9.
 
 // x = n log(2) + r, exp(x) = 2^n (1 + r + r^2 q(r)). Ends at about 1e-38 and 1e38. Adding 1.5 *
-// 2^23 rounds to n, which is then in the low bits of the sum.
-INLINE real exp_of(real x) {
+// 2^23 rounds to n, which is then in the low bits of the sum. Returns r + r^2 q(r), and *power is
+// 2^n.
+INLINE real split_exp(real x, real *power) {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x; // a NaN stays one
     const float shifter = 12582912.0f;
     float shifted = x * 1.44269504f + shifter, n = shifted - shifter;
@@ -37,9 +39,18 @@ INLINE real exp_of(real x) {
     uint32_t bits;
     memcpy(&bits, &shifted, sizeof(bits));
     bits = (bits + 127u) << 23;
-    float power;
-    memcpy(&power, &bits, sizeof(power));
-    return (1.0f + (r + r * r * q)) * power;
+    memcpy(power, &bits, sizeof(*power));
+    return r + r * r * q;
+}
+
+INLINE real exp_of(real x) {
+    float power, rest = split_exp(x, &power);
+    return (1.0f + rest) * power;
+}
+
+INLINE real expm1_of(real x) {
+    float power, rest = split_exp(x, &power);
+    return (power - 1.0f) + power * rest; // power is 1 near zero, so nothing cancels
 }
 
 // Near zero the difference of exponentials would cancel.
@@ -77,7 +88,8 @@ INLINE real gelu_tanh_argument(real x) { return TWICE_ROOT * (x + CUBIC * x * x 
 
 // ---- Loops --------------------------------------------------------------------------------------
 
-ISO_CPU_CLONES static void forward(iso__unary function, int64_t count, const real *x, real *y) {
+ISO_CPU_CLONES static void forward(iso__unary function, real alpha, int64_t count, const real *x,
+                                   real *y) {
     real below, density;
     switch (function) {
     case ISO__TANH: IN_LOOP for (int64_t i = 0; i < count; i++) y[i] = tanh_of(x[i]); return;
@@ -91,6 +103,15 @@ ISO_CPU_CLONES static void forward(iso__unary function, int64_t count, const rea
     case ISO__GELU_TANH:
         IN_LOOP for (int64_t i = 0; i < count; i++) y[i] =
             x[i] * sigmoid_of(gelu_tanh_argument(x[i]));
+        return;
+    case ISO__SILU:
+        IN_LOOP for (int64_t i = 0; i < count; i++) y[i] = x[i] * sigmoid_of(x[i]);
+        return;
+    case ISO__LEAKY_RELU:
+        IN_LOOP for (int64_t i = 0; i < count; i++) y[i] = x[i] > 0 ? x[i] : alpha * x[i];
+        return;
+    case ISO__ELU:
+        IN_LOOP for (int64_t i = 0; i < count; i++) y[i] = x[i] > 0 ? x[i] : alpha * expm1_of(x[i]);
     }
 }
 
@@ -107,8 +128,13 @@ INLINE real gelu_tanh_slope(real x) {
     return s + x * (less * more) * TWICE_ROOT * (1 + 3 * CUBIC * x * x);
 }
 
-ISO_CPU_CLONES static void backward(iso__unary function, int64_t count, const real *saved,
-                                    const real *dy, real *dx) {
+INLINE real silu_slope(real x) {
+    real s = sigmoid_of(x);
+    return s * (1 + x * (1 - s));
+}
+
+ISO_CPU_CLONES static void backward(iso__unary function, real alpha, int64_t count,
+                                    const real *saved, const real *dy, real *dx) {
     switch (function) {
     case ISO__TANH:
         IN_LOOP for (int64_t i = 0; i < count; i++) dx[i] = dy[i] * (1 - saved[i] * saved[i]);
@@ -121,6 +147,16 @@ ISO_CPU_CLONES static void backward(iso__unary function, int64_t count, const re
         return;
     case ISO__GELU_TANH:
         IN_LOOP for (int64_t i = 0; i < count; i++) dx[i] = dy[i] * gelu_tanh_slope(saved[i]);
+        return;
+    case ISO__SILU:
+        IN_LOOP for (int64_t i = 0; i < count; i++) dx[i] = dy[i] * silu_slope(saved[i]);
+        return;
+    case ISO__LEAKY_RELU:
+        IN_LOOP for (int64_t i = 0; i < count; i++) dx[i] = dy[i] * (saved[i] > 0 ? 1 : alpha);
+        return;
+    case ISO__ELU:
+        IN_LOOP for (int64_t i = 0; i < count; i++) dx[i] =
+            dy[i] * (saved[i] > 0 ? 1 : alpha * exp_of(saved[i]));
     }
 }
 
@@ -136,18 +172,18 @@ static void clear_padding(const iso__cpu_view *v, real *y) {
     }
 }
 
-static iso_status unary_forward(iso_device *self, iso__unary function, const iso_tensor *x,
-                                iso_tensor *y) {
+static iso_status unary_forward(iso_device *self, iso__unary function, double alpha,
+                                const iso_tensor *x, iso_tensor *y) {
     iso__cpu_view v = iso__cpu_view_of(iso__cpu_of(self), x);
-    forward(function, v.total, x->data, y->data);
+    forward(function, (real)alpha, v.total, x->data, y->data);
     if (function == ISO__SIGMOID) clear_padding(&v, y->data); // the others give 0 for 0
     return ISO_OK;
 }
 
-static iso_status unary_backward(iso_device *self, iso__unary function, const iso_tensor *saved,
-                                 const iso_tensor *dy, iso_tensor *dx) {
+static iso_status unary_backward(iso_device *self, iso__unary function, double alpha,
+                                 const iso_tensor *saved, const iso_tensor *dy, iso_tensor *dx) {
     int64_t count = iso__cpu_view_of(iso__cpu_of(self), saved).total;
-    backward(function, count, saved->data, dy->data, dx->data);
+    backward(function, (real)alpha, count, saved->data, dy->data, dx->data);
     return ISO_OK;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Tanh, sigmoid, gelu and softmax. f32 and bf16 use the device's f32 functions, which are accurate
-// to a few units in the last place; sums of rows are in double precision.
+// Functions of one element such as tanh and gelu, and softmax. f32 and bf16 use the device's f32
+// functions, which are accurate to a few units in the last place; sums of rows are in double
+// precision.
 #include "device/cuda/ops/activation_kernels.h"
 
 #include "device/cuda/runtime/cuda_map.cuh"
@@ -14,6 +15,8 @@ namespace {
 
 __device__ inline float exp_of(float x) { return expf(x); }
 __device__ inline double exp_of(double x) { return exp(x); }
+__device__ inline float expm1_of(float x) { return expm1f(x); }
+__device__ inline double expm1_of(double x) { return expm1(x); }
 __device__ inline float tanh_of(float x) { return tanhf(x); }
 __device__ inline double tanh_of(double x) { return tanh(x); }
 __device__ inline float erfc_of(float x) { return erfcf(x); }
@@ -38,45 +41,88 @@ template <class Real> __device__ inline Real gelu_tanh_argument(Real x) {
 
 struct tanh_forward {
     static const bool binary = false;
-    template <class Real> static __device__ Real of(Real x, Real) { return tanh_of(x); }
+    template <class Real> static __device__ Real of(Real x, Real, Real) { return tanh_of(x); }
 };
 struct sigmoid_forward {
     static const bool binary = false;
-    template <class Real> static __device__ Real of(Real x, Real) { return sigmoid_of(x); }
+    template <class Real> static __device__ Real of(Real x, Real, Real) { return sigmoid_of(x); }
 };
 struct gelu_forward {
     static const bool binary = false;
-    template <class Real> static __device__ Real of(Real x, Real) { return x * normal_below(x); }
+    template <class Real> static __device__ Real of(Real x, Real, Real) {
+        return x * normal_below(x);
+    }
 };
 struct gelu_tanh_forward {
     static const bool binary = false;
-    template <class Real> static __device__ Real of(Real x, Real) {
+    template <class Real> static __device__ Real of(Real x, Real, Real) {
         return x * sigmoid_of(gelu_tanh_argument(x));
+    }
+};
+struct silu_forward {
+    static const bool binary = false;
+    template <class Real> static __device__ Real of(Real x, Real, Real) {
+        return x * sigmoid_of(x);
+    }
+};
+struct leaky_relu_forward {
+    static const bool binary = false;
+    template <class Real> static __device__ Real of(Real x, Real, Real slope) {
+        return x > 0 ? x : slope * x;
+    }
+};
+struct elu_forward {
+    static const bool binary = false;
+    template <class Real> static __device__ Real of(Real x, Real, Real alpha) {
+        return x > 0 ? x : alpha * expm1_of(x);
     }
 };
 
 struct tanh_backward {
     static const bool binary = true;
-    template <class Real> static __device__ Real of(Real y, Real dy) { return dy * (1 - y * y); }
+    template <class Real> static __device__ Real of(Real y, Real dy, Real) {
+        return dy * (1 - y * y);
+    }
 };
 struct sigmoid_backward {
     static const bool binary = true;
-    template <class Real> static __device__ Real of(Real y, Real dy) { return dy * y * (1 - y); }
+    template <class Real> static __device__ Real of(Real y, Real dy, Real) {
+        return dy * y * (1 - y);
+    }
 };
 struct gelu_backward {
     static const bool binary = true;
-    template <class Real> static __device__ Real of(Real x, Real dy) {
+    template <class Real> static __device__ Real of(Real x, Real dy, Real) {
         return dy * (normal_below(x) + x * normal_density(x));
     }
 };
 struct gelu_tanh_backward {
     static const bool binary = true;
-    template <class Real> static __device__ Real of(Real x, Real dy) {
+    template <class Real> static __device__ Real of(Real x, Real dy, Real) {
         // The sigmoid of the argument, and of its negative: what is left to 1, without cancelling.
         Real a = gelu_tanh_argument(x), e = exp_of(a < 0 ? a : -a);
         Real more = 1 / (1 + e), less = e * more;
         Real rest = x * (less * more) * TWICE_ROOT * (1 + 3 * CUBIC * x * x);
         return dy * ((a < 0 ? less : more) + rest);
+    }
+};
+struct silu_backward {
+    static const bool binary = true;
+    template <class Real> static __device__ Real of(Real x, Real dy, Real) {
+        Real s = sigmoid_of(x);
+        return dy * (s * (1 + x * (1 - s)));
+    }
+};
+struct leaky_relu_backward {
+    static const bool binary = true;
+    template <class Real> static __device__ Real of(Real x, Real dy, Real slope) {
+        return dy * (x > 0 ? 1 : slope);
+    }
+};
+struct elu_backward {
+    static const bool binary = true;
+    template <class Real> static __device__ Real of(Real x, Real dy, Real alpha) {
+        return dy * (x > 0 ? 1 : alpha * exp_of(x));
     }
 };
 
@@ -157,18 +203,22 @@ iso_status softmax_grad(iso__cuda *cuda, int64_t rows, int64_t k, const void *y,
 // ---- Launchers ------------------------------------------------------------------------------------
 
 #define FUNCTION(name)                                                                             \
-    iso_status iso__cuda_##name(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,    \
-                                void *y) {                                                         \
-        return iso__cuda_map<name##_forward>(cuda, dtype, count, x, NULL, y, NULL);                \
+    iso_status iso__cuda_##name(iso__cuda *cuda, iso_dtype dtype, int64_t count, double alpha,     \
+                                const void *x, void *y) {                                          \
+        return iso__cuda_map<name##_forward>(cuda, dtype, count, x, NULL, y, NULL, alpha);         \
     }                                                                                              \
     iso_status iso__cuda_##name##_grad(iso__cuda *cuda, iso_dtype dtype, int64_t count,            \
-                                       const void *saved, const void *dy, void *dx) {              \
-        return iso__cuda_map<name##_backward>(cuda, dtype, count, saved, dy, dx, NULL);            \
+                                       double alpha, const void *saved, const void *dy,            \
+                                       void *dx) {                                                 \
+        return iso__cuda_map<name##_backward>(cuda, dtype, count, saved, dy, dx, NULL, alpha);     \
     }
 FUNCTION(tanh)
 FUNCTION(sigmoid)
 FUNCTION(gelu)
 FUNCTION(gelu_tanh)
+FUNCTION(silu)
+FUNCTION(leaky_relu)
+FUNCTION(elu)
 
 iso_status iso__cuda_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                              const void *x, void *y) {

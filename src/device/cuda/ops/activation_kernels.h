@@ -10,21 +10,15 @@ extern "C" {
 #endif
 
 // Formulas: cpu_activation.c. The gradients start from the output of tanh and sigmoid, and from the
-// input of the others.
-iso_status iso__cuda_tanh(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x, void *y);
-iso_status iso__cuda_tanh_grad(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *y,
-                               const void *dy, void *dx);
-iso_status iso__cuda_sigmoid(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,
-                             void *y);
-iso_status iso__cuda_sigmoid_grad(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *y,
-                                  const void *dy, void *dx);
-iso_status iso__cuda_gelu(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x, void *y);
-iso_status iso__cuda_gelu_grad(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,
-                               const void *dy, void *dx);
-iso_status iso__cuda_gelu_tanh(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,
-                               void *y);
-iso_status iso__cuda_gelu_tanh_grad(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,
-                                    const void *dy, void *dx);
+// input of the others. alpha: see iso__unary.
+typedef iso_status iso__cuda_function(iso__cuda *cuda, iso_dtype dtype, int64_t count, double alpha,
+                                      const void *x, void *y);
+typedef iso_status iso__cuda_gradient(iso__cuda *cuda, iso_dtype dtype, int64_t count, double alpha,
+                                      const void *saved, const void *dy, void *dx);
+iso__cuda_function iso__cuda_tanh, iso__cuda_sigmoid, iso__cuda_gelu, iso__cuda_gelu_tanh,
+    iso__cuda_silu, iso__cuda_leaky_relu, iso__cuda_elu;
+iso__cuda_gradient iso__cuda_tanh_grad, iso__cuda_sigmoid_grad, iso__cuda_gelu_grad,
+    iso__cuda_gelu_tanh_grad, iso__cuda_silu_grad, iso__cuda_leaky_relu_grad, iso__cuda_elu_grad;
 
 // Of rows of k elements.
 iso_status iso__cuda_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,

@@ -10,22 +10,24 @@ namespace {
 
 struct relu {
     static const bool binary = false;
-    template <class Real> static __device__ Real of(Real x, Real) {
+    template <class Real> static __device__ Real of(Real x, Real, Real) {
         return x < 0 ? 0 : x; // a NaN stays one
     }
 };
 struct relu_mask {
     static const bool binary = true;
-    template <class Real> static __device__ Real of(Real y, Real dy) { return y > 0 ? dy : 0; }
+    template <class Real> static __device__ Real of(Real y, Real dy, Real) {
+        return y > 0 ? dy : 0;
+    }
 };
 struct sum {
     static const bool binary = true;
-    template <class Real> static __device__ Real of(Real a, Real b) { return a + b; }
+    template <class Real> static __device__ Real of(Real a, Real b, Real) { return a + b; }
 };
 struct relu_of_sum {
     static const bool binary = true;
-    template <class Real> static __device__ Real of(Real a, Real b) {
-        return relu::of<Real>(a + b, 0);
+    template <class Real> static __device__ Real of(Real a, Real b, Real) {
+        return relu::of<Real>(a + b, 0, 0);
     }
 };
 

@@ -12,23 +12,24 @@ template <class T> struct iso__map_args {
     int64_t count, packs;
     const T *a, *b;
     T *y, *copy;
+    typename iso__real<T>::type number;
 };
 
-// y = Function::of(a, b); y may be a or b. copy = y unless copy is NULL. b is read only if
+// y = Function::of(a, b, number); y may be a or b. copy = y unless copy is NULL. b is read only if
 // Function::binary.
 template <class T, class Function> __global__ void iso__map(iso__map_args<T> m) {
     typedef iso__pack<T> pack;
     for (int64_t i = iso__first_item(); i < m.packs; i += iso__item_stride()) {
         pack a = ((const pack *)m.a)[i], b = Function::binary ? ((const pack *)m.b)[i] : a, y;
         for (int k = 0; k < pack::width; k++)
-            iso__narrow(Function::of(iso__widen(a.at[k]), iso__widen(b.at[k])), &y.at[k]);
+            iso__narrow(Function::of(iso__widen(a.at[k]), iso__widen(b.at[k]), m.number), &y.at[k]);
         ((pack *)m.y)[i] = y;
         if (m.copy) ((pack *)m.copy)[i] = y;
     }
     int64_t rest = m.packs * pack::width + iso__first_item();
     for (int64_t i = rest; i < m.count; i += iso__item_stride()) {
         T y, a = m.a[i], b = Function::binary ? m.b[i] : a;
-        iso__narrow(Function::of(iso__widen(a), iso__widen(b)), &y);
+        iso__narrow(Function::of(iso__widen(a), iso__widen(b), m.number), &y);
         m.y[i] = y;
         if (m.copy) m.copy[i] = y;
     }
@@ -36,19 +37,23 @@ template <class T, class Function> __global__ void iso__map(iso__map_args<T> m) 
 
 template <class T, class Function>
 iso_status iso__cuda_map_as(iso__cuda *cuda, int64_t count, const void *a, const void *b, void *y,
-                            void *copy) {
+                            void *copy, double number) {
+    typedef typename iso__real<T>::type Real;
     bool aligned = ((uintptr_t)a | (uintptr_t)b | (uintptr_t)y | (uintptr_t)copy) % 16 == 0;
     int64_t packs = aligned ? count / iso__pack<T>::width : 0;
-    iso__map_args<T> args = {count, packs, (const T *)a, (const T *)b, (T *)y, (T *)copy};
+    iso__map_args<T> args = {count,  packs,     (const T *)a, (const T *)b,
+                             (T *)y, (T *)copy, (Real)number};
     return iso__cuda_submit_over(cuda, iso__map<T, Function>, packs > 0 ? packs : count, args);
 }
 
 template <class Function>
 iso_status iso__cuda_map(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *a,
-                         const void *b, void *y, void *copy) {
-    if (dtype == ISO_F64) return iso__cuda_map_as<double, Function>(cuda, count, a, b, y, copy);
-    if (dtype == ISO_BF16) return iso__cuda_map_as<iso__bf16, Function>(cuda, count, a, b, y, copy);
-    return iso__cuda_map_as<float, Function>(cuda, count, a, b, y, copy);
+                         const void *b, void *y, void *copy, double number = 0) {
+    if (dtype == ISO_F64)
+        return iso__cuda_map_as<double, Function>(cuda, count, a, b, y, copy, number);
+    if (dtype == ISO_BF16)
+        return iso__cuda_map_as<iso__bf16, Function>(cuda, count, a, b, y, copy, number);
+    return iso__cuda_map_as<float, Function>(cuda, count, a, b, y, copy, number);
 }
 
 #endif
