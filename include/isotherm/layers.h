@@ -196,6 +196,26 @@ iso_status iso_sequential_add_take(iso_module *sequential, const char *name, iso
 iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_module *shortcut,
                                     bool relu, iso_module **out);
 
+// Runs one of its children, the alternatives, on the same input. Its buffer "choice" (1) holds the
+// number of that child, 0 at creation. So the choice is part of the model: it is saved, and moves
+// wherever buffers do, also in tournaments (isotherm/tournament.h). Ranks that train one model
+// together need the same choice. The others keep their parameters, which get no gradient: wrap the
+// model with find_unused if alternatives have parameters. On a GPU each forward waits for the
+// device, to read the number. Forward returns ISO_ERR_STATE if the buffer holds no number of a
+// child.
+iso_status iso_choice_create(iso_device *device, iso_module **out);
+// Appends an alternative of one input and one output; otherwise as iso_sequential_add_take.
+// ISO_ERR_ARG if `choice` is another module.
+iso_status iso_choice_add_take(iso_module *choice, const char *name, iso_module *module);
+// Local. The number of the child that the next forward runs. ISO_ERR_ARG for a module that is no
+// Choice, or a number that no child has; iso_choice_get returns ISO_ERR_STATE as forward does.
+iso_status iso_choice_get(iso_module *choice, int *index);
+iso_status iso_choice_set(iso_module *choice, int index);
+// Local. Draws one of the Choices below `model` that have several alternatives, and gives it one of
+// those that it does not use, each with equal chances; `random` holds 64 random bits. For
+// `mutate_model` of iso_tournament; `user` is not used. ISO_ERR_ARG if there is no such Choice.
+iso_status iso_choice_mutate(iso_module *model, uint64_t random, void *user);
+
 // Mixed precision (torch.autocast). Converts its input to bf16 (the only dtype allowed), runs
 // module, and converts the output back to the type of the input, so losses stay f32. Of several
 // inputs, those that hold indices pass unchanged, and outputs get the type of the first of the
@@ -252,7 +272,9 @@ typedef enum iso_layer_kind {
     ISO_GELU, // not approximate
     ISO_SILU,
     ISO_LEAKY_RELU, // negative_slope 0.01
-    ISO_ELU         // alpha 1
+    ISO_ELU,        // alpha 1
+    ISO_RELU,
+    ISO_CHOICE // a Choice among `alternatives`
 } iso_layer_kind;
 // One layer of iso_sequential_build. Its input size follows from the layers before it.
 typedef struct iso_layer {
@@ -264,6 +286,9 @@ typedef struct iso_layer {
     double p;         // dropout
     bool relu;        // add a relu after the layer, as a child of its own
     const char *name; // NULL: the index of the child, as in iso_sequential_add_take
+    // Choice: layers that give the same shape (ISO_ERR_SHAPE). Borrowed for the call.
+    const struct iso_layer *alternatives;
+    int alternative_count; // at least 1
 } iso_layer;
 // Builds a sequential from a list of layers, for samples of shape [channels, height, width].
 // ISO_ERR_SHAPE if a layer does not fit the output of the previous one; the message names the layer

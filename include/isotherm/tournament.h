@@ -76,8 +76,8 @@ typedef struct iso_tournament {
     // created only. All values are sent all the same, and evaluations and the end of a run take
     // the whole model that is best.
     bool (*moves)(const char *name, void *user);
-    // Instead of that: patterns of the names that move, separated by ','; NULL: none. '*' stands for
-    // any characters. Each pattern must match a name. Borrowed until the optimizer is created.
+    // Instead of that: patterns of the names that move, separated by ','; NULL: none. '*' stands
+    // for any characters. Each pattern must match a name. Borrowed until the optimizer is created.
     const char *weights;
 
     // Hyperparameters that a model brings, too; NULL: none. The list is borrowed until the
@@ -100,6 +100,12 @@ typedef struct iso_tournament {
     // follows from `seed`, the tournament and the trainer, so runs repeat. A value must be finite.
     // If it fails on any rank, every rank gets an error, and no model and no value changes.
     iso_status (*mutate)(double *values, int count, uint64_t random, void *user);
+    // Changes a model that a trainer took, before it trains it (LBANN: mutation_algo); NULL: none.
+    // iso_choice_mutate (isotherm/layers.h) is such a function, for models with a Choice. Called
+    // on every rank of the trainer with the module inside the DataParallel; all of them must change
+    // it in the same way, parameters and buffers alone. `random` as above, from another draw. If it
+    // fails on any rank, every rank gets an error, and no model and no value changes.
+    iso_status (*mutate_model)(iso_module *model, uint64_t random, void *user);
 } iso_tournament;
 
 // Local. Lists the numbers `names` ("lr", "momentum", "dampening", "weight_decay", "beta1",

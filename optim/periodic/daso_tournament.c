@@ -108,11 +108,19 @@ bool iso__tournament_better(iso_tournament_metric metric, double theirs, double 
     return metric == ISO_TOURNAMENT_LOSS ? theirs < own : theirs > own;
 }
 
-uint64_t iso__tournament_random(uint64_t seed, int64_t turn, int trainer) {
+static uint64_t draw_bits(uint64_t seed, int64_t turn, int trainer, uint32_t draw) {
     iso__philox_key key = iso__philox_key_make(seed, ISO_RNG_MUTATION, (uint64_t)turn);
-    uint32_t counter[4] = {(uint32_t)trainer, 0, 0, 1}, bits[4];
+    uint32_t counter[4] = {(uint32_t)trainer, draw, 0, 1}, bits[4];
     iso__philox(key, counter, bits);
     return (uint64_t)bits[1] << 32 | bits[0];
+}
+
+uint64_t iso__tournament_random(uint64_t seed, int64_t turn, int trainer) {
+    return draw_bits(seed, turn, trainer, 0);
+}
+
+uint64_t iso__tournament_random_model(uint64_t seed, int64_t turn, int trainer) {
+    return draw_bits(seed, turn, trainer, 1);
 }
 
 // One bit for each of at most 64 values.

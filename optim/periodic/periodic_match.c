@@ -139,6 +139,16 @@ static iso_status try_model(iso__periodic *p, const iso__periodic_exchange *x, c
     return ISO_OK;
 }
 
+// The model that was taken is in place.
+static iso_status mutate_model(const iso__periodic *p, int64_t turn, bool took) {
+    const iso_tournament *t = p->config.tournament;
+    if (!t->mutate_model) return ISO_OK;
+    iso_status status = ISO_OK;
+    uint64_t random = iso__tournament_random_model(t->seed, turn, p->layout->node_index);
+    if (took) status = t->mutate_model(iso_data_parallel_module(p->data_parallel), random, t->user);
+    return iso_comm_agree(p->comm, status);
+}
+
 iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const float *model) {
     iso_evaluation score;
     int own = p->layout->node_index;
@@ -148,6 +158,7 @@ iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const f
     if (status == ISO_OK) status = share_scores(p, alone ? NULL : &score);
     bool took = status == ISO_OK && match_of(p, own).took;
     if (status == ISO_OK) status = iso__match_hyper_move(p, x->turns, took);
+    if (status == ISO_OK) status = mutate_model(p, x->turns, took);
     took = took && status == ISO_OK;
     iso_status back = ISO_OK;
     if (kept && !took) back = iso__periodic_put(p, x->first, x->last, p->room);

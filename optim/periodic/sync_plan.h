@@ -149,8 +149,9 @@ void iso__tournament_pairs(uint64_t seed, int64_t turn, int trainers, int *order
 // Whether the model with the score `theirs` takes the place of one with the score `own`.
 bool iso__tournament_better(iso_tournament_metric metric, double theirs, double own);
 enum { ISO__HYPER_NAME = 32 }; // room for the name of a hyperparameter that travels
-// For what a trainer mutates after tournament `turn`.
+// For the values, and for the model, that a trainer mutates after tournament `turn`.
 uint64_t iso__tournament_random(uint64_t seed, int64_t turn, int trainer);
+uint64_t iso__tournament_random_model(uint64_t seed, int64_t turn, int trainer);
 // Multiplies value i by 1 + share if bit i of `random` is set, else by 1 - share. count <= 64.
 void iso__tournament_perturb(double share, uint64_t random, double *values, int count);
 // Only the checks of the levels. ranks 0: not known, those checks are left out.

@@ -7,6 +7,7 @@ libiso_core_la_SOURCES += src/nn/bilinear.c
 libiso_core_la_SOURCES += src/nn/branches.c
 libiso_core_la_SOURCES += src/nn/call.c
 libiso_core_la_SOURCES += src/nn/cast.c
+libiso_core_la_SOURCES += src/nn/choice.c
 libiso_core_la_SOURCES += src/nn/concat.c
 libiso_core_la_SOURCES += src/nn/conv_transpose2d.c
 libiso_core_la_SOURCES += src/nn/conv2d.c

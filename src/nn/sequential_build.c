@@ -94,6 +94,45 @@ static iso_status make_layer_norm(iso_device *device, const extent *x, iso_modul
 }
 
 static iso_status make_layer(iso_device *device, const iso_layer *layer, int i, extent *x,
+                             iso_rng *rng, iso_module **out);
+
+static bool same_extent(const extent *a, const extent *b) {
+    if (a->flat || b->flat) return a->flat && b->flat && a->features == b->features;
+    return a->channels == b->channels && a->height == b->height && a->width == b->width;
+}
+
+static iso_status add_alternatives(iso_device *device, const iso_layer *layer, int i, extent *x,
+                                   iso_rng *rng, iso_module *choice) {
+    const extent before = *x;
+    for (int k = 0; k < layer->alternative_count; k++) {
+        const iso_layer *one = &layer->alternatives[k];
+        extent after = before;
+        iso_module *module;
+        ISO_TRY(make_layer(device, one, i, &after, rng, &module));
+        ISO_TRY(iso_choice_add_take(choice, one->name, module));
+        ISO_CHECK(k == 0 || same_extent(&after, x), ISO_ERR_SHAPE,
+                  "layer %d, a Choice, has alternatives of different shapes: number %d does not "
+                  "give that of number 0",
+                  i, k);
+        *x = after;
+    }
+    return ISO_OK;
+}
+
+static iso_status make_choice(iso_device *device, const iso_layer *layer, int i, extent *x,
+                              iso_rng *rng, iso_module **out) {
+    iso_module *choice;
+    ISO_CHECK(layer->alternative_count > 0 && layer->alternatives, ISO_ERR_ARG,
+              "layer %d, a Choice, has no alternatives", i);
+    ISO_TRY(iso_choice_create(device, &choice));
+    iso_status status = add_alternatives(device, layer, i, x, rng, choice);
+    if (status < 0) iso_module_destroy(&choice);
+    ISO_TRY(status);
+    *out = choice;
+    return ISO_OK;
+}
+
+static iso_status make_layer(iso_device *device, const iso_layer *layer, int i, extent *x,
                              iso_rng *rng, iso_module **out) {
     switch (layer->kind) {
     case ISO_LINEAR: return make_linear(device, layer, i, x, rng, out);
@@ -111,6 +150,8 @@ static iso_status make_layer(iso_device *device, const iso_layer *layer, int i, 
     case ISO_SILU: return iso_silu_create(device, out);
     case ISO_LEAKY_RELU: return iso_leaky_relu_create(device, 0.01, out);
     case ISO_ELU: return iso_elu_create(device, 1, out);
+    case ISO_RELU: return iso_relu_create(device, out);
+    case ISO_CHOICE: return make_choice(device, layer, i, x, rng, out);
     }
     return ISO_FAIL(ISO_ERR_ARG, "layer %d has a kind that does not exist (%d)", i,
                     (int)layer->kind);
