@@ -50,6 +50,9 @@ agrees() { # model, folder, ranks, arguments of train...
 "$make_images" colour 500 500 3 32
 
 agrees lenet colour 1 --steps 60
+agrees lenet colour 1 --steps 60 --activations tanh,elu
+grep -aq '"isotherm.activations":"tanh,elu"' lenet
+result $? "and that had other activations"
 agrees resnet18 colour 1 --steps 6 --batch 8
 agrees mlp grey 1 --steps 30 --dtype f64
 grep -aq '"F64"' mlp
@@ -116,6 +119,8 @@ header=$(od -An -tu4 -N4 mlp)
 printf '\000\000\300\177' | dd of=bad bs=1 seek=$((header + 8)) conv=notrunc 2>dump
 refused "a parameter that is no number, which a relu hides" \
     'bad: [a-z0-9.]* is not finite, its training diverged: give another file' --checkpoint bad "$images"
+refused "a network of other activations than those of the checkpoint" 'lenet is not a checkpoint of this lenet: .*act1.choice' \
+    --checkpoint lenet colour/t10k-images-idx?-ubyte --model lenet
 refused "a checkpoint without metadata" 'bare has no metadata of train: give --model, --mean and --std$' \
     --checkpoint bare "$images"
 refused "no model" 'metadata of train: give --model$' --checkpoint bare "$images" --mean 0 --std 1

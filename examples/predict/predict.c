@@ -171,31 +171,16 @@ static iso_status check_metadata(const prediction *p) {
     const struct {
         const char *key;
         bool replaced;
-    } entries[] = {{"isotherm.model", given->model}, {"isotherm.classes", given->classes > 0},
-                   {"isotherm.mean", given->mean},   {"isotherm.std", given->std},
-                   {"isotherm.dtype", false},        {"isotherm.shape", false}};
+    } entries[] = {{"isotherm.model", given->model},
+                   {"isotherm.classes", given->classes > 0},
+                   {"isotherm.mean", given->mean},
+                   {"isotherm.std", given->std},
+                   {"isotherm.dtype", false},
+                   {"isotherm.shape", false},
+                   {"isotherm.activations", given->model}};
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++)
         if (!entries[i].replaced)
             TRY(predict_metadata_check(&p->dict, given->checkpoint, entries[i].key));
-    return ISO_OK;
-}
-
-// One number for each channel, or one for all.
-static iso_status parse_channels(const char *option, const char *text, int64_t channels,
-                                 double *out) {
-    int64_t count = 0;
-    for (const char *at = text; *at; count++) {
-        char *end;
-        double value = strtod(at, &end);
-        if (end == at || (*end && *end != ',' && *end != ' ') || !isfinite(value))
-            FAIL(ISO_ERR_ARG, "%s %s: give numbers separated by commas", option, text);
-        if (count < channels) out[count] = value;
-        at = *end ? end + 1 : end;
-    }
-    if (count != 1 && count != channels)
-        FAIL(ISO_ERR_ARG, "%s %s: these are %lld numbers for images of %lld channel%s", option,
-             text, (long long)count, (long long)channels, channels == 1 ? "" : "s");
-    for (int64_t c = count; c < channels; c++) out[c] = out[0];
     return ISO_OK;
 }
 
@@ -203,10 +188,10 @@ static iso_status find_channels(const prediction *p, const char *option, const c
                                 double *out) {
     const char *text = find_fact(p, option, given);
     char label[512];
-    if (given) return parse_channels(option, text, p->info.channels, out);
+    if (given) return predict_channels_parse(option, text, p->info.channels, out);
     snprintf(label, sizeof(label),
              "%s has a damaged metadata entry isotherm.%s:", p->given.checkpoint, option + 2);
-    return parse_channels(label, text, p->info.channels, out);
+    return predict_channels_parse(label, text, p->info.channels, out);
 }
 
 static iso_status find_normalisation(prediction *p) {
@@ -330,6 +315,11 @@ static iso_status load_parameters(prediction *p, const char *model) {
     FAIL(status, "%s is not a checkpoint of this %s: %s", p->given.checkpoint, model, why);
 }
 
+// NULL: relu. They belong to the model of the metadata.
+static const char *activations_of(const prediction *p) {
+    return p->given.model ? NULL : iso_state_dict_metadata(&p->dict, "isotherm.activations");
+}
+
 static iso_status build_model(prediction *p) {
     const char *name = find_fact(p, "--model", p->given.model);
     const char *dtype = iso_state_dict_metadata(&p->dict, "isotherm.dtype");
@@ -340,7 +330,8 @@ static iso_status build_model(prediction *p) {
         FAIL(ISO_ERR_SHAPE, "the images of %s are %lld x %lld, too small for --model %s",
              p->given.data, (long long)p->info.height, (long long)p->info.width, name);
     TRY(find_classes(p, name));
-    TRY(model_create(name, p->device, &p->info, false, &rng, &p->model));
+    model_options wanted = {.name = name, .activations = activations_of(p)};
+    TRY(model_create_with(&wanted, p->device, &p->info, &rng, &p->model));
     TRY(iso_module_to(p->model, type));
     TRY(load_parameters(p, name));
     TRY(check_parameters(p));

@@ -13,6 +13,10 @@
 
 enum { SHOWN = 60 };
 
+static bool are_activations(const char *text) {
+    const char *unknown;
+    return model_activations_fit(text, &unknown);
+}
 static bool is_model(const char *text) { return iso_setting_among(text, MODEL_NAMES); }
 static bool is_dtype(const char *text) { return iso_setting_among(text, "f32|f64"); }
 
@@ -39,6 +43,7 @@ static const struct {
     bool (*fits)(const char *text);
 } entries[] = {
     {"isotherm.model", MODEL_NAMES, is_model},
+    {"isotherm.activations", MODEL_ACTIVATIONS ", separated by commas", are_activations},
     {"isotherm.dtype", "f32|f64", is_dtype},
     {"isotherm.shape", "channels, height and width", is_shape},
     {"isotherm.classes", "a number of classes", is_count},
@@ -63,5 +68,25 @@ iso_status predict_metadata_check(const iso_state_dict *dict, const char *file, 
     for (size_t i = 0; value && i < sizeof(entries) / sizeof(entries[0]); i++)
         if (strcmp(entries[i].key, key) == 0 && !entries[i].fits(value))
             return predict_metadata_refuse(file, key, value, entries[i].wanted);
+    return ISO_OK;
+}
+
+iso_status predict_channels_parse(const char *option, const char *text, int64_t channels,
+                                  double *out) {
+    int64_t count = 0;
+    for (const char *at = text; *at; count++) {
+        char *end;
+        double value = strtod(at, &end);
+        if (end == at || (*end && *end != ',' && *end != ' ') || !isfinite(value))
+            return iso_error_set(ISO_ERR_ARG, "%s %s: give numbers separated by commas", option,
+                                 text);
+        if (count < channels) out[count] = value;
+        at = *end ? end + 1 : end;
+    }
+    if (count != 1 && count != channels)
+        return iso_error_set(ISO_ERR_ARG,
+                             "%s %s: these are %lld numbers for images of %lld channel%s", option,
+                             text, (long long)count, (long long)channels, channels == 1 ? "" : "s");
+    for (int64_t c = count; c < channels; c++) out[c] = out[0];
     return ISO_OK;
 }

@@ -12,4 +12,9 @@ iso_status predict_metadata_check(const iso_state_dict *dict, const char *file, 
 iso_status predict_metadata_refuse(const char *file, const char *key, const char *value,
                                    const char *wanted);
 
+// Local. Reads `channels` numbers, or one for all, separated by commas or blanks. ISO_ERR_ARG for
+// anything else; the message begins with `option`.
+iso_status predict_channels_parse(const char *option, const char *text, int64_t channels,
+                                  double *out);
+
 #endif

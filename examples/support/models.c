@@ -6,14 +6,35 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_LAYERS = 8 };
+enum { MOST_LAYERS = 16 };
 
 typedef struct layer_list {
     iso_layer item[MOST_LAYERS];
     int count;
+    iso_layer function[MODEL_CHOICES]; // of hidden layers
+    int functions, acts;               // 0 functions: relu; the activations so far
+    char act[MOST_LAYERS][16];         // their names
 } layer_list;
 
-static void add_layer(layer_list *list, iso_layer layer) { list->item[list->count++] = layer; }
+// Another function than relu is a layer of its own, or a Choice of several.
+static void add_function(layer_list *list) {
+    char *name = list->act[list->acts++];
+    snprintf(name, sizeof(list->act[0]), "act%d", list->acts);
+    iso_layer layer = list->function[0];
+    if (list->functions > 1)
+        layer = (iso_layer){.kind = ISO_CHOICE,
+                            .alternatives = list->function,
+                            .alternative_count = list->functions};
+    layer.name = name;
+    list->item[list->count++] = layer;
+}
+
+static void add_layer(layer_list *list, iso_layer layer) {
+    bool replaced = layer.relu && list->functions > 0;
+    layer.relu = layer.relu && !replaced;
+    list->item[list->count++] = layer;
+    if (replaced) add_function(list);
+}
 
 static void add_conv(layer_list *list, const char *name, int64_t channels, int64_t size) {
     add_layer(
@@ -64,6 +85,75 @@ static void list_lenet(layer_list *list, const iso_dataset_info *data, bool drop
     add_linear(list, "fc3", data->classes, false);
 }
 
+// ---- Activations --------------------------------------------------------------------------------
+
+static const struct {
+    const char *name;
+    iso_layer_kind kind;
+} functions[] = {{"relu", ISO_RELU},      {"leaky_relu", ISO_LEAKY_RELU},
+                 {"elu", ISO_ELU},        {"silu", ISO_SILU},
+                 {"gelu", ISO_GELU},      {"tanh", ISO_TANH},
+                 {"sigmoid", ISO_SIGMOID}};
+enum { FUNCTIONS = sizeof(functions) / sizeof(functions[0]) };
+
+static int find_function(const char *name, size_t length) {
+    for (int i = 0; i < FUNCTIONS; i++)
+        if (strlen(functions[i].name) == length && strncmp(functions[i].name, name, length) == 0)
+            return i;
+    return -1;
+}
+
+bool model_activations_fit(const char *text, const char **unknown) {
+    for (int count = 1;; count++) {
+        size_t length = strcspn(text, ",");
+        *unknown = text;
+        if (find_function(text, length) < 0 || count > MODEL_CHOICES) return false;
+        if (!text[length]) return true;
+        text += length + 1;
+    }
+}
+
+// Alternatives are named as in the list, so checkpoints say what a choice means.
+static iso_status list_functions(layer_list *list, const char *text) {
+    const char *unknown;
+    if (!model_activations_fit(text, &unknown))
+        return iso_error_set(ISO_ERR_ARG,
+                             "activations %s: give 1 to %d of " MODEL_ACTIVATIONS
+                             ", separated by commas",
+                             text, MODEL_CHOICES);
+    for (const char *at = text;; at++) {
+        size_t length = strcspn(at, ",");
+        int i = find_function(at, length);
+        list->function[list->functions++] =
+            (iso_layer){.kind = functions[i].kind, .name = functions[i].name};
+        at += length;
+        if (!*at) return ISO_OK;
+    }
+}
+
+typedef struct activations_text {
+    char *text;
+    size_t room, used;
+} activations_text;
+
+static iso_status add_choice(iso_module *module, const char *name, void *user) {
+    activations_text *t = user;
+    int index;
+    if (strcmp(module->ops->type, "Choice") != 0) return ISO_OK;
+    iso_status status = iso_choice_get(module, &index);
+    if (status < 0) return status;
+    int more = snprintf(t->text + t->used, t->room - t->used, "%s%s %s", t->used ? ", " : "", name,
+                        module->child_name[index]);
+    t->used = t->used + (size_t)more < t->room ? t->used + (size_t)more : t->room - 1;
+    return ISO_OK;
+}
+
+iso_status model_activations_text(iso_module *model, char *text, size_t room) {
+    activations_text t = {text, room, 0};
+    text[0] = 0;
+    return iso_module_walk(model, add_choice, &t);
+}
+
 // ---- By name ------------------------------------------------------------------------------------
 
 typedef struct model_kind {
@@ -95,15 +185,26 @@ bool model_fits(const char *name, const iso_dataset_info *data) {
     return !kind || (data->height >= kind->smallest && data->width >= kind->smallest);
 }
 
-iso_status model_create(const char *name, iso_device *device, const iso_dataset_info *data,
-                        bool dropout, iso_rng *rng, iso_module **out) {
+iso_status model_create_with(const model_options *options, iso_device *device,
+                             const iso_dataset_info *data, iso_rng *rng, iso_module **out) {
+    const char *name = options->name, *activations = options->activations;
     const model_kind *kind = find_kind(name);
     layer_list list = {.count = 0};
     int64_t sample[3] = {data->channels, data->height, data->width};
     if (!kind) return iso_error_set(ISO_ERR_ARG, "unknown model %s: use " MODEL_NAMES, name);
+    if (kind->create && activations)
+        return iso_error_set(ISO_ERR_ARG, "the activations of %s cannot be chosen", name);
     if (kind->create) return kind->create(device, data, rng, out);
-    kind->list(&list, data, dropout);
+    iso_status status = activations ? list_functions(&list, activations) : ISO_OK;
+    if (status < 0) return status;
+    kind->list(&list, data, options->dropout);
     return iso_sequential_build(device, sample, list.item, list.count, rng, out);
+}
+
+iso_status model_create(const char *name, iso_device *device, const iso_dataset_info *data,
+                        bool dropout, iso_rng *rng, iso_module **out) {
+    model_options options = {.name = name, .dropout = dropout};
+    return model_create_with(&options, device, data, rng, out);
 }
 
 static iso_status is_finite(iso_tensor *t, bool *finite) {

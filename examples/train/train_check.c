@@ -3,6 +3,8 @@
 #include "train_server.h"
 #include "train_tournament.h"
 
+#include "support/models.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -41,6 +43,14 @@ static iso_status check_strategy(const train_options *o) {
         status = train_error_of_library(iso_strategy_check(strategy, &context, warning));
     iso_settings_destroy(&context.settings);
     return status;
+}
+
+static iso_status check_activations(const train_options *o) {
+    const char *unknown;
+    if (!o->activations || model_activations_fit(o->activations, &unknown)) return ISO_OK;
+    return train_error(
+        ISO_ERR_ARG, "--activations %s: give 1 to %d of " MODEL_ACTIVATIONS ", separated by commas",
+        o->activations, MODEL_CHOICES);
 }
 
 static iso_status check_buffers(const train_options *o) {
@@ -176,6 +186,7 @@ iso_status train_options_check(const train_options *o) {
     TRY(train_scaler_check(o));
     TRY(train_outlier_check(o));
     TRY(check_validation(o));
+    TRY(check_activations(o));
     TRY(train_tournament_check(o));
     TRY(train_server_check(o));
     TRY(train_data_check(o));

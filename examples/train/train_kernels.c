@@ -35,13 +35,14 @@ static iso_status make_images(const train_run *run, iso_tensor **out) {
 static iso_status tune_kernels(const train_run *run) {
     const train_options *o = run->options;
     iso_device *device = run->world->device;
+    model_options options = {o->model, o->dropout, o->activations};
     iso_rng rng = {.seed = 1};
     iso_module *model = NULL;
     iso_tensor *images = NULL;
     int32_t *labels = calloc((size_t)o->batch, sizeof(*labels));
-    iso_status status =
-        labels ? model_create(o->model, device, &run->world->info, o->dropout, &rng, &model)
-               : train_error(ISO_ERR_NOMEM, "out of memory for the labels of a batch");
+    iso_status status = labels
+                            ? model_create_with(&options, device, &run->world->info, &rng, &model)
+                            : train_error(ISO_ERR_NOMEM, "out of memory for the labels of a batch");
     if (status >= 0) status = make_images(run, &images);
     if (status >= 0) status = iso_device_tune(device, true);
     if (status >= 0) status = run_step(run, model, images, labels);

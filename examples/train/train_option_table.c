@@ -55,6 +55,11 @@ const train_option train_option_table[] = {
        .meaning = "network to train"),
     OF(SHARED, SWITCH("dropout", dropout), .meaning = "add dropout layers (0.25 and 0.5)",
        .of = "model", .among = "cnn"),
+    OF(SHARED, TEXT("activations", activations), .choices = "NAME,...",
+       .meaning = "functions of hidden layers, instead of relu: " MODEL_ACTIVATIONS
+                  "; of several, each layer begins with the first one, and --tournament-mutate "
+                  "changes it",
+       .of = "model", .among = MODELS_OF_A_LIST),
 
     OF(HEADING, .meaning = "Training"),
     OF(RUN, INTEGER("epochs", epochs), .low = 1, .high = 1e6, .initial = "3",

@@ -12,7 +12,7 @@ enum { TRAIN_SETTINGS = 64 };
 
 // Without a value or default, an integer is -1, another number is NaN, and a text is NULL.
 typedef struct train_options {
-    const char *data, *sampler, *mean, *std, *model;
+    const char *data, *sampler, *mean, *std, *model, *activations;
     int64_t image_size, classes, test_limit, shift;
     double flip, crop, validation;
     bool dropout, amsgrad;

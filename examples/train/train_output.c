@@ -58,6 +58,8 @@ static iso_status add_description(const train_run *run, iso_state_dict *dict) {
              (long long)info->height, (long long)info->width);
     snprintf(classes, sizeof(classes), "%d", info->classes);
     TRY(iso_state_dict_set_metadata(dict, "isotherm.model", run->options->model));
+    if (run->options->activations)
+        TRY(iso_state_dict_set_metadata(dict, "isotherm.activations", run->options->activations));
     TRY(iso_state_dict_set_metadata(dict, "isotherm.dtype", run->options->dtype));
     TRY(iso_state_dict_set_metadata(dict, "isotherm.shape", shape));
     TRY(iso_state_dict_set_metadata(dict, "isotherm.classes", classes));

@@ -118,8 +118,8 @@ static iso_status build_model(train_run *run) {
                            "use --model mlp",
                            options->data, (long long)info->height, (long long)info->width,
                            options->model);
-    TRY(model_create(options->model, run->world->device, info, options->dropout, &rng,
-                     &run->model));
+    model_options model = {options->model, options->dropout, options->activations};
+    TRY(model_create_with(&model, run->world->device, info, &rng, &run->model));
     iso_dtype dtype;
     TRY(iso_dtype_parse(options->dtype, &dtype));
     TRY(iso_module_to(run->model, dtype));

@@ -3,6 +3,8 @@
 #include "train_server.h"
 #include "train_text.h"
 
+#include "support/models.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -130,6 +132,13 @@ static void log_setting(const train_run *run) {
     iso_json_string(log, "algorithm", train_algorithm_text(run, algorithm));
 }
 
+// The activations of the Choices of --activations, "" if there is none.
+static const char *activations_text(const train_run *run, char text[256]) {
+    text[0] = 0;
+    if (run->options->activations) (void)model_activations_text(run->model, text, 256);
+    return text;
+}
+
 // What only the strategy knows, by the names it has given.
 static void log_metrics(const train_run *run) {
     const iso_strategy_stats *stats = &run->seen;
@@ -186,6 +195,8 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_int(log, "bytes", r->bytes_sent / run->world->ranks);
     iso_json_double(log, "peak_rss_mb", r->peak_rss_mb);
     iso_json_string(log, "param_hash", r->hash);
+    char activations[256];
+    if (activations_text(run, activations)[0]) iso_json_string(log, "activations", activations);
     log_metrics(run);
     iso_json_end(log);
 }
@@ -233,6 +244,8 @@ static void tell_summary(const train_run *run, const train_result *r) {
     if (run->validation_loader)
         fprintf(to, "best validation accuracy %.2f %%, after epoch %.0f\n",
                 100 * run->best.accuracy, run->best.epoch);
+    char activations[256];
+    if (activations_text(run, activations)[0]) fprintf(to, "activations: %s\n", activations);
     train_noise_print(run, to);
     if (r->skipped > 0)
         fprintf(to, "no update in %s (%s)\n", train_count_text(r->skipped, "step", syncs),

@@ -84,9 +84,19 @@ static iso_status check_numbers(const char *names) {
     return ISO_OK;
 }
 
+static iso_status check_layers(const train_options *o) {
+    const char *mutate = train_setting_text(o, "tournament-mutate");
+    bool several = o->activations && strchr(o->activations, ',');
+    if (!mutate || strcmp(mutate, "layers") != 0 || several) return ISO_OK;
+    return train_error(ISO_ERR_ARG,
+                       "--tournament-mutate layers chooses among activations: give several, e.g. "
+                       "--activations relu,tanh,elu");
+}
+
 iso_status train_tournament_check(const train_options *o) {
     if (!train_setting_of(o->sync, "tournament-metric")) return ISO_OK;
     TRY(check_numbers(train_setting_text(o, "tournament-hyper")));
+    TRY(check_layers(o));
     if (!isnan(o->validation)) return ISO_OK;
     return train_error(ISO_ERR_ARG,
                        "--sync %s compares models on images that are held out of training: give "

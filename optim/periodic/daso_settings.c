@@ -71,7 +71,7 @@ typedef struct daso_values {
     int64_t fragments, servers;
     double outer_lr, outer_momentum, mix; // -1: the rule's own
     const char *levels;                   // NULL: none
-    int metric, moves;                    // of tournaments
+    int metric, moves, mutates;           // of tournaments
     double spread, perturb;
     const char *weights, *hyper;
 } daso_values;
@@ -280,6 +280,10 @@ const iso_setting iso__tournament_setting[] = {
     {"tournament-hyper", ISO_SETTING_TEXT, offsetof(daso_values, hyper), .choices = "NAME,...",
      .meaning = "numbers of the optimizer that move with models, too: momentum, dampening, "
                 "weight_decay, beta1, beta2, rho, alpha, eps, lr_decay or momentum_decay"},
+    {"tournament-mutate", INDEX, offsetof(daso_values, mutates), .choices = "none|layers",
+     .initial = "none",
+     .meaning = "layers: a trainer that takes a model replaces one of its layers by another "
+                "alternative, drawn at random"},
     {"tournament-weights", ISO_SETTING_TEXT, offsetof(daso_values, weights),
      .choices = "PATTERN,...",
      .meaning = "only parameters and buffers with such names move, and the others stay with their "
@@ -370,6 +374,7 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
     rules->tournament.keep_state = v.moves == 1;
     rules->tournament.spread = v.spread;
     rules->tournament.perturb = v.perturb;
+    if (v.mutates == 1) rules->tournament.mutate_model = iso_choice_mutate;
     if (v.weights) rules->tournament.weights = v.weights;
     rules->hyper_names = v.hyper;
     if (!v.config.outer) v.config.outer_skip = 0; // which has a default
@@ -395,13 +400,13 @@ static uint64_t hash_changes(const iso_daso_config *config) {
 }
 
 static int write_tournament(const iso_tournament *t, char *text, size_t room) {
-    return snprintf(text, room,
-                    "tournament: metric %d, seed %llu, keep_state %d, weights %016llx\n"
-                    "hyperparameters: perturb %.9g, spread %.9g, mutate %d, %d of %016llx\n",
-                    (int)t->metric, (unsigned long long)t->seed, t->keep_state,
-                    (unsigned long long)iso__tournament_weights_hash(t), t->perturb, t->spread,
-                    t->mutate != NULL, t->hyper_count,
-                    (unsigned long long)iso__tournament_hyper_hash(t));
+    return snprintf(
+        text, room,
+        "tournament: metric %d, seed %llu, keep_state %d, mutate_model %d, weights %016llx\n"
+        "hyperparameters: perturb %.9g, spread %.9g, mutate %d, %d of %016llx\n",
+        (int)t->metric, (unsigned long long)t->seed, t->keep_state, t->mutate_model != NULL,
+        (unsigned long long)iso__tournament_weights_hash(t), t->perturb, t->spread,
+        t->mutate != NULL, t->hyper_count, (unsigned long long)iso__tournament_hyper_hash(t));
 }
 
 void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room) {

@@ -186,6 +186,52 @@ Test(np2_train_tournament, numbers_of_the_optimizer_and_some_weights_move) {
     train_world_close(&world);
 }
 
+// Trainers begin with relu. One that takes a model changes a layer, so after the last match some
+// model has another function; a checkpoint of the run holds the layers of the best one.
+Test(np2_train_tournament, layers_are_mutated) {
+    static const char *const options = "--activations relu,tanh,elu --lr 0.02";
+    train_result plain, mutated, same;
+    char more[300], line[4096], found[256] = "";
+    open_world(1);
+    train(options, &plain);
+    snprintf(more, sizeof(more), "%s --tournament-mutate layers --log %s", options, path);
+    train(more, &mutated);
+    FILE *from = test_rank == 0 ? fopen(path, "r") : NULL;
+    while (from && fgets(line, sizeof(line), from)) {
+        const char *at = strstr(line, "\"activations\":\"");
+        if (at) sscanf(at, "\"activations\":\"%255[^\"]", found);
+    }
+    if (from) fclose(from);
+    if (test_rank == 0) remove(path);
+    iso_assert_all(test_rank > 0 || (strstr(found, "act1 ") && strstr(found, "act2 ") &&
+                                     strcmp(found, "act1 relu, act2 relu") != 0));
+    snprintf(more, sizeof(more), "%s --tournament-mutate layers", options);
+    train(more, &same);
+    iso_assert_all(strcmp(mutated.hash, same.hash) == 0 && strcmp(mutated.hash, plain.hash) != 0);
+    train_world_close(&world);
+}
+
+static void refuse(const char *const *more, int count, const char *said) {
+    train_options options;
+    char *words[16] = {"train", "--model", "mlp", "--sync", "tournament", "--validation", "0.1"};
+    for (int i = 0; i < count; i++) words[7 + i] = (char *)more[i];
+    iso_assert_ok(train_options_parse(7 + count, words, &options));
+    iso_assert_all(train_options_check(&options) == ISO_ERR_ARG &&
+                   strstr(train_error_text(), said));
+}
+
+Test(np2_train_tournament, layers_without_alternatives_are_refused) {
+    static const char *const mutate[] = {"--tournament-mutate", "layers", "--activations", "elu"};
+    static const char *const unknown[] = {"--activations", "relu,swish"};
+    static const char *const open[] = {"--activations", "relu,"};
+    open_world(1);
+    refuse(mutate, 2, "give several, e.g. --activations relu,tanh,elu");
+    refuse(mutate, 4, "give several, e.g. --activations relu,tanh,elu");
+    refuse(unknown, 2, "--activations relu,swish: give 1 to 16 of relu, leaky_relu");
+    refuse(open, 2, "--activations relu,: give 1 to 16");
+    train_world_close(&world);
+}
+
 Test(np2_train_tournament, wrong_numbers_are_refused) {
     train_options options;
     char *words[] = {"train",        "--sync", "tournament",

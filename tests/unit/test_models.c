@@ -179,3 +179,76 @@ Test(models, an_unknown_name_is_refused_with_those_that_are_known) {
     cr_fails(model_create("vgg", device, &info, false, &rng, &model), ISO_ERR_ARG,
              "unknown model vgg: use mlp|cnn|lenet|resnet18|resnet50");
 }
+
+// ---- Activations --------------------------------------------------------------------------------
+
+static iso_module *create_with(const char *name, const char *activations) {
+    model_options options = {.name = name, .activations = activations};
+    iso_dataset_info info = {.channels = 1, .height = 28, .width = 28, .classes = 10};
+    iso_rng rng = {.seed = 1};
+    iso_module *model;
+    cr_ok(model_create_with(&options, device, &info, &rng, &model));
+    return model;
+}
+
+// Whether both compute the same from the same image, to the last bit.
+static bool agree(iso_module *a, iso_module *b) {
+    iso_tensor *x = random_tensor(device, 4, (int64_t[]){2, 1, 28, 28}, 3), *y[2];
+    cr_ok(iso_module_forward(a, x, &y[0]));
+    cr_ok(iso_module_forward(b, x, &y[1]));
+    bool same = same_values(y[0], y[1]);
+    iso_tensor_destroy(&x);
+    return same;
+}
+
+// The parameters are those of the network with relu, in name and value.
+Test(models, activations_take_the_place_of_relu) {
+    static const char *const names[] = {"mlp", "cnn", "lenet"}, *const last[] = {"2", "3", "4"};
+    for (int i = 0; i < 3; i++) {
+        char text[128], expected[128];
+        iso_module *plain = create_with(names[i], NULL), *relu = create_with(names[i], "relu");
+        iso_module *elu = create_with(names[i], "elu"), *both = create_with(names[i], "elu,relu");
+        iso_module *act;
+        cr_assert(agree(plain, relu) && agree(elu, both) && !agree(plain, elu));
+        cr_ok(model_activations_text(relu, text, sizeof(text)));
+        cr_assert_str_eq(text, "");
+        for (int k = 1; k <= last[i][0] - '0'; k++) {
+            snprintf(expected, sizeof(expected), "act%d", k);
+            cr_ok(iso_module_get_submodule(both, expected, &act));
+            cr_ok(iso_choice_set(act, 1));
+        }
+        cr_fails(iso_module_get_submodule(both,
+                                          i == 0   ? "act3"
+                                          : i == 1 ? "act4"
+                                                   : "act5",
+                                          &act),
+                 ISO_ERR_ARG, "act");
+        cr_assert(agree(plain, both));
+        cr_ok(model_activations_text(both, text, sizeof(text)));
+        cr_assert_eq(strncmp(text, "act1 relu, act2 relu", 20), 0);
+        iso_module_destroy(&plain), iso_module_destroy(&relu);
+        iso_module_destroy(&elu), iso_module_destroy(&both);
+    }
+}
+
+Test(models, unknown_activations_are_refused) {
+    static const char *const wrong[] = {"",
+                                        "relu,",
+                                        ",relu",
+                                        "relu, elu",
+                                        "ReLU",
+                                        "reluelu",
+                                        "elu,elu,elu,elu,elu,elu,elu,elu,elu,elu,elu,elu,elu,elu,"
+                                        "elu,elu,elu"};
+    iso_dataset_info info = {.channels = 1, .height = 28, .width = 28, .classes = 10};
+    iso_rng rng = {.seed = 1};
+    iso_module *model;
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        model_options options = {.name = "mlp", .activations = wrong[i]};
+        cr_fails(model_create_with(&options, device, &info, &rng, &model), ISO_ERR_ARG,
+                 "give 1 to 16 of relu");
+    }
+    model_options resnet = {.name = "resnet18", .activations = "elu"};
+    cr_fails(model_create_with(&resnet, device, &info, &rng, &model), ISO_ERR_ARG,
+             "cannot be chosen");
+}
