@@ -79,7 +79,11 @@ run_sync() { # sync, ranks, ranks per host, Mbit/s
     lazy) run "$1" - "$2" "$3" "$4" 12 8 ;; # of 4 a part would pass before the first, unmeasured
     localsgd) run "$1" period=8 "$2" "$3" "$4" 16 8 ;;
     diloco) run "$1" period=16 "$2" "$3" "$4" 16 16 ;;
-    daso) run "$1" warmup-steps=4,cooldown-steps=0 "$2" "$3" "$4" "$daso_steps" "$daso_steps" ;;
+    daso)
+        long=$daso_steps
+        [ "$model" != wide ] || [ "$4" -gt 1000 ] || long=96 # its periods, too, are longer than 16 steps there
+        run "$1" warmup-steps=4,cooldown-steps=0 "$2" "$3" "$4" "$long" "$long"
+        ;;
     *)
         echo "runs_scale.sh: no runs of --sync $1" >&2
         failed=1
