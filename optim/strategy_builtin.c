@@ -20,6 +20,7 @@ typedef struct gradient_values {
     double topk_ratio, randomk_ratio;
     int64_t powersgd_rank, powersgd_start, zero_stage;
     bool powersgd_batched, zero;
+    int zero_scope;
 } gradient_values;
 
 #define AT(field) offsetof(gradient_values, field)
@@ -45,12 +46,14 @@ static const iso_setting gradient_setting[] = {
      .meaning = "number of steps before PowerSGD begins; their gradients travel in f32"},
     {"powersgd-batched", ISO_SETTING_SWITCH, AT(powersgd_batched), .initial = "no", POWERSGD,
      .meaning = "each bucket travels as one matrix (PyTorch: batched_powerSGD_hook)"},
-    {"zero", ISO_SETTING_SWITCH, AT(zero), .initial = "no",
-     .meaning = "ZeRO stage 1: divide optimizer state and updates among ranks"},
+    {"zero", ISO_SETTING_SWITCH, AT(zero), ISO__ZERO_MEANING},
     {"zero-stage", ISO_SETTING_INTEGER, AT(zero_stage), .low = 0, .high = 3, .initial = "0",
      .instead = "zero",
      .meaning = "stage of ZeRO, instead of --zero; 2 divides gradients, too, 3 also parameters; "
                 "0: no ZeRO"},
+    {"zero-scope", ISO_SETTING_INDEX, AT(zero_scope), .choices = "world|node", .initial = "world",
+     .meaning = "world: --zero divides among all ranks; node: among those of a node, and all nodes "
+                "make the same updates"},
 };
 static iso_sync blocking = ISO_SYNC_BLOCKING, lazy = ISO_SYNC_LAZY, all_at_once = ISO_SYNC_EXPLICIT;
 #define OF_GRADIENTS(sync)                                                                         \
@@ -99,6 +102,7 @@ static iso_status wrap_gradients(const iso_strategy_context *context, iso_module
     // Without the setting, the hook of the context stays.
     if (!config.hook || iso_settings_has(context->settings, "wire")) config.hook = &chosen.hook;
     config.zero = values.zero ? 1 : (int)values.zero_stage;
+    config.zero_scope = values.zero_scope == 1 ? ISO_SCOPE_NODE : ISO_SCOPE_WORLD;
     ISO_TRY(iso_data_parallel_create_take(module, context->comm, &config, out));
     return ISO_OK;
 fail:
@@ -347,6 +351,18 @@ static iso_status check_heat(const iso_strategy_context *context, char *warning,
 
 // ---- Exchanging parameters ----------------------------------------------------------------------
 
+static iso_status wrap_of_daso(const iso_strategy_context *context, iso_module *module,
+                               iso_module **out, void *user) {
+    iso_data_parallel_config dp = context->data_parallel;
+    iso_daso_config config;
+    iso__daso_rules rules;
+    iso_status status = read_config(context, user, &config, &rules);
+    if (status < 0) iso_module_destroy(&module);
+    ISO_TRY(status);
+    if (rules.zero) dp.zero = 1, dp.zero_scope = ISO_SCOPE_NODE;
+    return iso_data_parallel_create_take(module, context->comm, &dp, out);
+}
+
 // Adds the numbers of the optimizer that a setting names to those of the program.
 static iso_status list_hypers(iso__daso_rules *rules, iso_optimizer *inner) {
     iso_tournament *t = &rules->tournament;
@@ -425,8 +441,8 @@ static iso_status tell_daso(iso_optimizer *optimizer, iso_strategy_stats *out, v
     .epoch_loss = iso_daso_epoch_loss, .finish = iso_daso_finish, .complete = complete_exchange,   \
     .stats = tell_daso, .setting = (table), .setting_count = (count)
 #define OF_DASO(mode, MODE)                                                                        \
-    .check = check_daso, .wrap_optimizer = wrap_daso, .user = &mode##_kind,                        \
-    OF_PARAMETERS(iso__##mode##_setting, ISO__##MODE##_SETTINGS)
+    .check = check_daso, .wrap_module = wrap_of_daso, .wrap_optimizer = wrap_daso,                 \
+    .user = &mode##_kind, OF_PARAMETERS(iso__##mode##_setting, ISO__##MODE##_SETTINGS)
 
 const iso_strategy iso__builtin_strategy[] = {
     {.name = "blocking", .text = "gradients, each awaited at once", OF_GRADIENTS(blocking)},

@@ -144,6 +144,9 @@ typedef struct iso_data_parallel_config {
     // ISO_ERR_UNSUPPORTED with 3 for parameters whose values are arrays of the program
     // (iso_tensor_borrow) or are mapped.
     int zero;
+    // ISO_SCOPE_NODE: among the ranks of a node, see iso_reducer_config.zero_scope. The periodic
+    // modes take ZeRO only so.
+    iso_scope zero_scope;
     // PyTorch's init_sync=False: parameters and buffers are not broadcast at creation. The ranks
     // must have equal ones already, e.g. from one file.
     bool keep_values;

@@ -183,12 +183,10 @@ typedef struct iso_reducer_config {
     // The stage of ZeRO (Rajbhandari et al., SC 2020): 0 is none, true is stage 1. Stage 1 divides
     // the updates, and with them the optimizer state, among the ranks. Each rank gets the averages
     // of its shard of every bucket, updates the shard (iso_reducer_own), and sends the new values
-    // to the other ranks. iso_reducer_param_needed waits for these. Moves as many bytes as an
-    // all-reduce. Gradients are added in the order of the ranks, as in shared memory. So
-    // elementwise updates give the same bits as shared memory without ZeRO. After a step, reading
-    // values on any rank waits until the other ranks reach their next forward or call
-    // iso_reducer_finish.
-    //
+    // to the other ranks. iso_reducer_param_needed waits for these. Gradients are added in the
+    // order of the ranks, as in shared memory without ZeRO, so elementwise updates give the same
+    // bits. After a step, reading values on any rank waits until the other ranks reach their next
+    // forward or call iso_reducer_finish.
     // Takes one update function, and calls only its iso_reducer_apply_piece. A rank has averages of
     // its own shards only; a step overwrites all gradients. A backward after a backward without a
     // step is ISO_ERR_STATE, unless iso_reducer_zero_grad was called in between.
@@ -208,15 +206,17 @@ typedef struct iso_reducer_config {
     // does ISO_SYNC_EXPLICIT; and a hook that changes how gradients travel, until step() or a wait.
     // iso_join_next holds all new values. Arrays of your own (iso_reducer_param.gradient) are not
     // given back. The ranks of a node exchange messages. docs/cluster.md has a note about RDMA.
-    //
     // A rank that waits in iso_reducer_grad_ready waits until all ranks have reported some bucket.
     // So if a rank leaves out a parameter by mistake, it must not call a collective of its own
     // before step() or iso_reducer_finish, which report the mistake: the ranks that wait join that
     // collective after the time limit only.
-    //
-    // ISO_ERR_UNSUPPORTED: stage 2 on a device with its own memory; a scope other than
-    // ISO_SCOPE_WORLD; sparse gradients; stage 3, which is for modules. ISO_ERR_ARG: no such stage.
+    // ISO_ERR_UNSUPPORTED: stage 2 on a device with its own memory; a scope that does not cover
+    // zero_scope; sparse gradients; stage 3, which is for modules. ISO_ERR_ARG: no such stage.
     int zero;
+    // ISO_SCOPE_NODE, with stage 1 alone: the ranks of each node divide the updates (PyTorch FSDP:
+    // HYBRID_SHARD). New values stay inside nodes; averages over nodes come whole to each rank.
+    // ISO_ERR_UNSUPPORTED if nodes have different numbers of ranks.
+    iso_scope zero_scope;
     // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal
     // values already, e.g. from one file.
     bool keep_values;

@@ -437,6 +437,7 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
         .tournament = config->tournament,
         .outer = config->outer,
         .state = config->state,
+        .ranks_part = config->local_skip != 1,
     };
     engine.exchanges = config->fragments > 1 ? config->fragments : 1;
     engine.server = config->server;

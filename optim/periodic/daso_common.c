@@ -61,3 +61,15 @@ iso_status iso_daso_reset(iso_optimizer *optimizer) {
     ISO_TRY(find_daso(optimizer, &daso));
     return ops_of(daso)->reset(daso);
 }
+
+// Field by field: what lies between the fields of a struct may differ between ranks.
+uint64_t iso__daso_hash_changes(const iso_daso_config *config) {
+    uint64_t hash = ISO_HASH_START;
+    for (int64_t i = 0; i < config->replay_count; i++) {
+        const iso_daso_change *c = &config->replay[i];
+        int64_t fields[] = {c->step, c->cause,  c->global_skip, c->local_skip, c->batches_to_wait,
+                            c->rank, c->actions};
+        hash = iso__hash(hash, fields, sizeof(fields));
+    }
+    return hash;
+}

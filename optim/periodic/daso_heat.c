@@ -126,6 +126,7 @@ static iso__periodic_config engine_config(const iso_daso_heat_config *config) {
                  .chunk = chunk},
         .merge = ISO_MERGE_HEAT,
         .state = ISO_STATE_SYNC_KEEP,
+        .ranks_part = true,
     };
 }
 

@@ -74,6 +74,7 @@ typedef struct daso_values {
     int metric, moves, mutates;           // of tournaments
     double spread, perturb;
     const char *weights, *hyper;
+    bool zero;
 } daso_values;
 
 #define FIELD(name) offsetof(daso_values, config.name)
@@ -321,6 +322,7 @@ const iso_setting iso__daso_setting[] = {
      .meaning = "threshold of the plateau detector"},
     {FRAGMENTS, .initial = "1"},
     {FRAGMENT_ORDER, .initial = "runs"},
+    {"zero", ISO_SETTING_SWITCH, offsetof(daso_values, zero), ISO__ZERO_MEANING},
     OUTER,
 };
 #undef FIELD
@@ -377,6 +379,7 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
     if (v.mutates == 1) rules->tournament.mutate_model = iso_choice_mutate;
     if (v.weights) rules->tournament.weights = v.weights;
     rules->hyper_names = v.hyper;
+    rules->zero = v.zero;
     if (!v.config.outer) v.config.outer_skip = 0; // which has a default
     if (v.levels) ISO_TRY(iso_daso_levels_parse(v.levels, &v.config));
     *config = v.config;
@@ -385,18 +388,6 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
     config->fragments = (int)v.fragments;
     config->servers = (int)v.servers;
     return ISO_OK;
-}
-
-// Field by field: what lies between the fields of a struct may differ between ranks.
-static uint64_t hash_changes(const iso_daso_config *config) {
-    uint64_t hash = ISO_HASH_START;
-    for (int64_t i = 0; i < config->replay_count; i++) {
-        const iso_daso_change *c = &config->replay[i];
-        int64_t fields[] = {c->step, c->cause,  c->global_skip, c->local_skip, c->batches_to_wait,
-                            c->rank, c->actions};
-        hash = iso__hash(hash, fields, sizeof(fields));
-    }
-    return hash;
 }
 
 static int write_tournament(const iso_tournament *t, char *text, size_t room) {
@@ -414,7 +405,8 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
     int used = snprintf(text, room, "total_steps: %lld\n", (long long)config->total_steps);
     if (config->replay)
         used += snprintf(text + used, room - (size_t)used, "replay: %lld changes, %016llx\n",
-                         (long long)config->replay_count, (unsigned long long)hash_changes(config));
+                         (long long)config->replay_count,
+                         (unsigned long long)iso__daso_hash_changes(config));
     if (config->asynchronous)
         used += snprintf(text + used, room - (size_t)used, "asynchronous: every %g ms\n",
                          config->interval_ms);

@@ -12,7 +12,7 @@ enum {
     ISO__OUTER_SETTINGS = 4, // the last ones of the next three
     ISO__LOCAL_SGD_SETTINGS = 12,
     ISO__POST_LOCAL_SETTINGS = 14,
-    ISO__DASO_SETTINGS = 23,
+    ISO__DASO_SETTINGS = 24,
     ISO__SLOWMO_SETTINGS = 11,
     ISO__DILOCO_SETTINGS = 11,
     ISO__STREAMING_SETTINGS = 11,
@@ -34,8 +34,14 @@ typedef struct iso__daso_rules {
     iso_outer outer;           // name NULL: the mode has none
     iso_tournament tournament; // read only if the config points to it
     const char *hyper_names;   // of the optimizer's numbers that move, too; NULL: none
+    bool zero;                 // the ranks of a node divide the updates
     iso_tournament_hyper hyper[ISO_TOURNAMENT_HYPERS]; // room for them, and those of the caller
 } iso__daso_rules;
+
+// Of the setting "zero" in all strategies that have it.
+#define ISO__ZERO_MEANING                                                                          \
+    .initial = "no", .meaning = "ZeRO stage 1: divide optimizer state and updates among ranks; "   \
+                                "with daso, among those of a node"
 
 // NULL for a number that is no wire, and for a topk_ratio that it does not take.
 const iso__codec *iso__wire_codec(iso_wire wire, double topk_ratio);

@@ -300,6 +300,7 @@ static iso_status average_fully(iso__periodic *p, const iso__action *action,
     int last = iso__periodic_last(p, action->state ? ISO__PAYLOAD_STATE : ISO__PAYLOAD_EXACT);
     ISO_TRY(full_mean(p, action, sent, &mean));
     if (mean) ISO_TRY(replace_by_mean(p, sent, last, mean));
+    if (action->state) ISO_TRY(iso__periodic_mean_shards(p));
     if (action->state)
         ISO_TRY(iso__periodic_agree_on_steps(p, p->comm));
     else

@@ -82,6 +82,7 @@ typedef struct iso__periodic_config {
     // all.
     const iso_outer *outer;
     iso_state_sync state;
+    bool ranks_part; // the ranks of a node may train apart in some steps
     // The number of exchanges of nearly equal size that may be under way at once; 0: one. Above 1
     // only parameters travel while cycling: `state` is ISO_STATE_SYNC_KEEP, and no plan has FULL
     // after SEND.
@@ -158,7 +159,8 @@ typedef struct iso__periodic {
     iso_module *data_parallel; // retained
     iso_comm *comm;            // borrowed from it, for blocking collectives in program order
     iso_comm *node;            // the same for the node; owned
-    iso__routes *routes;       // for the averages, one for each exchange
+    iso_comm *across;    // ZeRO: the ranks with the same shards in all nodes; else NULL; owned
+    iso__routes *routes; // for the averages, one for each exchange
     iso__routes *lower[ISO_DASO_LEVELS]; // the same within the groups of the lower levels
     const iso_topology *layout;          // that of `ranks`, or of the routes
     // Every rank goes its own way and nodes have several: means over all ranks add up inside nodes
@@ -171,7 +173,10 @@ typedef struct iso__periodic {
     iso__span *span;
     int span_count, parameter_count, buffer_count; // parameters come first, then buffers; the
                                                    // exchanges decide the order of parameters
-    size_t wire_floats;                            // size of the flat arrays of all exchanges
+    // The spans before it are the same arrays on all ranks of a node; those from it on are this
+    // rank's shards of optimizer state (ZeRO). span_count without ZeRO.
+    int common_count;
+    size_t wire_floats;   // size of the flat arrays of all exchanges
     float *first_buffers; // the initial contents of the buffers, for ISO_STATE_SYNC_RESET
     iso_scope scope;      // of the gradients of the next backward
     // Whether all ranks, or those of a node, have the same parameters, and optimizer state.
@@ -415,6 +420,8 @@ iso_status iso__periodic_node_average(iso__periodic *p);
 iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm);
 // Sets the buffers to their mean over comm. (Ranks of a node, too, have different statistics.)
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm);
+// Collective. The same for shards of optimizer state, over all nodes; does nothing without ZeRO.
+iso_status iso__periodic_mean_shards(iso__periodic *p);
 iso_status iso__periodic_node_copy(iso__periodic *p, int group);
 // The payload is spans [0, last).
 int iso__periodic_last(const iso__periodic *p, iso__payload payload);

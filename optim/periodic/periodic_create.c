@@ -55,6 +55,19 @@ static void add_state(iso__periodic *p, const iso__base_optimizer *core, const i
     }
 }
 
+// ZeRO: this rank's shards of a state of all parameters, which have one type.
+static iso_status add_shards(iso__periodic *p, const iso__base_optimizer *core,
+                             const iso_tensor *arena) {
+    bool f64 = is_f64(core->slot[0].parameter->value);
+    for (int i = 1; i < core->count; i++)
+        ISO_CHECK(is_f64(core->slot[i].parameter->value) == f64, ISO_ERR_UNSUPPORTED,
+                  "a periodic mode with ZeRO takes parameters of one type, and \"%s\" is %s unlike "
+                  "\"%s\"",
+                  core->slot[i].name, f64 ? "f32" : "f64", core->slot[0].name);
+    add_span(p, arena->data, (size_t)arena->count / (f64 ? 2 : 1), f64); // its words are f32
+    return ISO_OK;
+}
+
 static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
                              const iso_buffer_list *buffers) {
     int most = core->count * (1 + ISO_OPTIMIZER_STATES) + buffers->count;
@@ -65,12 +78,17 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
     }
     p->parameter_count = p->span_count;
     ISO_TRY(list_buffers(p, buffers));
+    p->common_count = p->span_count;
     for (int k = 0; k < ISO_OPTIMIZER_STATES; k++) {
         int first = p->span_count;
-        if (core->state[k]) add_state(p, core, core->state[k]);
+        if (core->state[k] && core->shards)
+            ISO_TRY(add_shards(p, core, core->state[k]));
+        else if (core->state[k])
+            add_state(p, core, core->state[k]);
         for (int i = first; i < p->span_count; i++)
             p->span[i].squares = iso__rule_of(core)->squares >> k & 1;
     }
+    if (!core->shards) p->common_count = p->span_count;
     return ISO_OK;
 }
 
@@ -136,6 +154,14 @@ static iso_status make_node(iso__periodic *p) {
     return iso__comm_place_subset(p->node, p->layout->world);
 }
 
+// Nodes have equally many ranks then, so each rank has its place among the leaders.
+static iso_status make_across(iso__periodic *p) {
+    const iso_topology *t = p->layout;
+    if (p->common_count == p->span_count) return ISO_OK;
+    iso_comm *leaders = t->leaders[t->local_rank];
+    return iso__comm_create_like(p->comm, iso_comm_mpi(leaders), true, &p->across);
+}
+
 // Not if nodes have different numbers of ranks: the smallest would decide how large a share each
 // rank gets from all others. Not if exchanges are asynchronous: a replay repeats their phases,
 // wherever the ranks are.
@@ -157,7 +183,9 @@ static iso_status make_routes(iso__periodic *p) {
     ISO_TRY(iso__routes_create(p->comm, &topology, p->exchange_count, &p->routes));
     p->layout = p->ranks ? p->ranks : iso__routes_layout(p->routes);
     for (int k = 0; k < p->config.lower_count; k++) ISO_TRY(make_lower(p, k));
-    return iso_comm_agree(p->comm, make_node(p)); // the nodes have failed or not, each for itself
+    // The nodes have failed or not, each for itself.
+    ISO_TRY(iso_comm_agree(p->comm, make_node(p)));
+    return iso_comm_agree(p->comm, make_across(p));
 }
 
 static iso_status prepare_memory(iso__periodic *p, iso_status owner) {
@@ -191,6 +219,24 @@ iso_status iso__periodic_alloc_owner(iso_module *data_parallel, size_t bytes, vo
     return comm ? iso__comm_alloc_zero(comm, bytes, out) : iso__alloc_zero(bytes, out);
 }
 
+// A rank of a node has only its shards of optimizer state, which the same ranks of other nodes
+// have.
+static iso_status check_zero(const iso_reducer *r, const iso__periodic_config *c) {
+    if (!iso__reducer_shares_updates(r)) return ISO_OK;
+    ISO_CHECK(iso__reducer_shares_in_nodes(r), ISO_ERR_UNSUPPORTED,
+              "a periodic mode lets nodes train apart, so ZeRO cannot divide updates among all "
+              "ranks: set zero_scope to ISO_SCOPE_NODE");
+    ISO_CHECK(c->topology.unit == ISO_SCOPE_NODE && !c->ranks_part, ISO_ERR_UNSUPPORTED,
+              "ZeRO divides updates among the ranks of a node, and this periodic mode lets them "
+              "train apart: use daso with the unit node and local_skip 1, or no ZeRO");
+    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE, ISO_ERR_UNSUPPORTED,
+              "with ZeRO a periodic mode does not exchange optimizer state: use another state "
+              "than average");
+    ISO_CHECK(!c->tournament || c->tournament->keep_state, ISO_ERR_UNSUPPORTED,
+              "with ZeRO models move without optimizer state: set keep_state of the tournament");
+    return ISO_OK;
+}
+
 iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module *data_parallel,
                               const iso__periodic_config *config, iso_status owner,
                               const char *settings) {
@@ -201,9 +247,7 @@ iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module
         "a periodic mode needs an optimizer that iso_dp_optimizer_create_take has tied to "
         "the same data_parallel module: this %s optimizer is not",
         inner->ops->name);
-    ISO_CHECK_GOTO(
-        !iso__reducer_shares_updates(iso_data_parallel_reducer(data_parallel)), ISO_ERR_UNSUPPORTED,
-        "a periodic mode needs the whole optimizer state on every rank: use no ZeRO with it");
+    ISO_TRY_GOTO(check_zero(iso_data_parallel_reducer(data_parallel), config));
     p->inner = inner;
     inner = NULL;
     p->data_parallel = iso_module_retain(data_parallel);
@@ -227,6 +271,7 @@ void iso__periodic_destroy(iso__periodic *p) {
             iso__average_destroy(&p->exchange[i].lower[k]);
     }
     for (int i = 0; i < ISO__PAYLOADS; i++) iso__average_destroy(&p->average[i]);
+    iso_comm_destroy(&p->across);
     iso_comm_destroy(&p->node);
     iso__routes_destroy(&p->routes);
     iso_topology_destroy(&p->ranks);

@@ -12,7 +12,7 @@ int iso__periodic_last(const iso__periodic *p, iso__payload payload) {
     const iso_tournament *t = p->config.tournament;
     bool carries = t ? !t->keep_state : p->config.state == ISO_STATE_SYNC_AVERAGE;
     if (payload == ISO__PAYLOAD_STATE || (payload == ISO__PAYLOAD_WIRE && carries))
-        return p->span_count;
+        return p->common_count;
     return p->parameter_count + (t ? p->buffer_count : 0);
 }
 
@@ -89,6 +89,22 @@ iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, cons
     if (payload == ISO__PAYLOAD_STATE)
         status = iso_comm_agree(p->comm, iso__pinned_alloc(p->device, bytes, &room));
     if (status == ISO_OK) status = exact_mean(p, payload, room ? room : p->room, mean);
+    iso__pinned_free(p->device, room);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// ZeRO: a rank's shards of optimizer state become the mean over all nodes.
+iso_status iso__periodic_mean_shards(iso__periodic *p) {
+    int first = p->common_count, last = p->span_count;
+    iso__flat size = iso__periodic_flat(p, first, last);
+    void *room = NULL; // as above, once in a run
+    if (!p->across || first == last) return ISO_OK;
+    iso_status status =
+        iso_comm_agree(p->comm, iso__pinned_alloc(p->device, iso__flat_bytes(size), &room));
+    if (status == ISO_OK) status = iso__periodic_fetch(p, first, last, room);
+    if (status == ISO_OK) status = mean_over(p, p->across, iso_comm_size(p->across), size, room);
+    if (status == ISO_OK) status = iso__periodic_put(p, first, last, room);
     iso__pinned_free(p->device, room);
     ISO_TRY(status);
     return ISO_OK;

@@ -52,6 +52,7 @@ static inline iso__action *iso__plan_add(iso__sync_plan *plan, iso__action_kind 
 
 // ISO_ERR_ARG naming a daso option that is below `least`.
 iso_status iso__daso_at_least(const char *option, int64_t value, int64_t least);
+uint64_t iso__daso_hash_changes(const iso_daso_config *config); // of `replay`
 
 // ---- HeAT's DASO (daso_heat_schedule.c) -----------------------------------------------------------
 // As heat/optim/dp_optimizer.py at 660efece; for intended differences see iso_daso_heat_config.

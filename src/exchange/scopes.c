@@ -20,7 +20,8 @@ struct iso__scopes {
     iso_comm *world, *node;
     iso_device *device; // borrowed; NULL unless it has its own memory
     bool exchanges;
-    bool zero;        // updates are divided among the ranks
+    bool zero;        // updates are divided among ranks
+    bool in_nodes;    // among those of each node
     bool sparse;      // there are sparse buckets
     bool converts;    // a hook converts buckets
     bool owns;        // a hook owns its exchange
@@ -55,14 +56,18 @@ static bool world_is_node(const iso__scopes *s) {
 
 // ---- NCCL -------------------------------------------------------------------------------------------
 
-// wants: NCCL, and NCCL between nodes; there, a hook that converts needs shards.
-static iso_status prefer_nccl(const iso__scopes *s, int64_t wants[2]) {
+enum { NCCL_WITHIN, NCCL_BETWEEN, ZERO_IN_NODES, WANTS };
+
+// Between nodes, a hook that converts needs shards.
+static iso_status prefer_nccl(const iso__scopes *s, int64_t wants[WANTS]) {
     int mode;
     ISO_TRY(iso__node_collective(&mode));
     bool may = s->exchanges && !s->sparse && !s->zero && s->device &&
                strcmp(s->device->ops->name, "cuda") == 0;
-    wants[0] = may && (mode == ISO_NODE_AUTO || mode == ISO_NODE_NCCL || mode == ISO_NODE_NCCL_ALL);
-    wants[1] = may && mode == ISO_NODE_NCCL_ALL && !s->converts;
+    wants[NCCL_WITHIN] =
+        may && (mode == ISO_NODE_AUTO || mode == ISO_NODE_NCCL || mode == ISO_NODE_NCCL_ALL);
+    wants[NCCL_BETWEEN] = may && mode == ISO_NODE_NCCL_ALL && !s->converts;
+    wants[ZERO_IN_NODES] = s->in_nodes;
     return ISO_OK;
 }
 
@@ -122,12 +127,19 @@ static iso_status make_nccl(iso__scopes *s, gpu_group *group) {
 // A later check ensures that all ranks have the same settings. Until then, nothing here may depend
 // on the settings of one rank.
 static iso_status ask_for_nccl(iso__scopes *s) {
-    int64_t wants[2] = {0, 0};
+    int64_t wants[WANTS] = {0};
     ISO_TRY(iso_comm_agree(s->world, prefer_nccl(s, wants)));
-    ISO_TRY(iso_comm_allreduce_i64(s->world, wants, 2, ISO_MIN));
-    s->wants_nccl = wants[0] && iso_comm_size(s->world) > 1;
-    s->nccl_spans = s->wants_nccl && wants[1];
-    return s->wants_nccl && !s->nccl_spans ? measure_nodes(s) : ISO_OK;
+    ISO_TRY(iso_comm_allreduce_i64(s->world, wants, WANTS, ISO_MIN));
+    s->wants_nccl = wants[NCCL_WITHIN] && iso_comm_size(s->world) > 1;
+    s->nccl_spans = s->wants_nccl && wants[NCCL_BETWEEN];
+    s->in_nodes = wants[ZERO_IN_NODES];
+    bool shards = (s->wants_nccl && !s->nccl_spans) || s->in_nodes;
+    if (shards) ISO_TRY(measure_nodes(s));
+    ISO_CHECK(
+        !s->in_nodes || s->equal_nodes, ISO_ERR_UNSUPPORTED,
+        "ZeRO among the ranks of a node needs equally many ranks on each node: start them so, "
+        "or divide among all ranks");
+    return ISO_OK;
 }
 
 // A hook converts on the host, so where NCCL makes the whole sum, it rules out NCCL. Shards require
@@ -147,7 +159,8 @@ static iso_status find_nodes(iso__scopes *s) {
 }
 
 iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
-                              bool exchanges, bool zero, bool sparse, iso__scopes **out) {
+                              bool exchanges, iso__zero_among zero, bool sparse,
+                              iso__scopes **out) {
     iso_status status;
     iso__scopes *s = NULL;
     ISO_TRY_GOTO(iso_comm_agree(world, iso__alloc_zero(sizeof(*s), (void **)&s)));
@@ -156,7 +169,8 @@ iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_com
     s->exchanges = exchanges;
     s->owns = iso__hook_owns(hook);
     s->converts = hook->compress || s->owns;
-    s->zero = zero;
+    s->zero = zero != ISO__ZERO_NONE;
+    s->in_nodes = zero == ISO__ZERO_NODE;
     s->sparse = sparse;
     ISO_TRY_GOTO(find_nodes(s));
     *out = s;
@@ -187,7 +201,7 @@ bool iso__scopes_destroy(iso__scopes **pointer) {
 // ---- What the layout asks ---------------------------------------------------------------------------
 
 size_t iso__scopes_unit(const iso__scopes *s) {
-    return s->zero ? UNIT * (size_t)iso_comm_size(s->world) : s->unit;
+    return s->zero ? UNIT * (size_t)iso_comm_size(iso__scopes_owners(s)) : s->unit;
 }
 
 bool iso__scopes_may_share(const iso__scopes *s) {
@@ -200,6 +214,8 @@ iso_comm *iso__scopes_comm(const iso__scopes *s, iso_scope scope) {
     if (!s->exchanges || scope == ISO_SCOPE_RANK) return NULL;
     return scope == ISO_SCOPE_NODE || world_is_node(s) ? s->node : s->world;
 }
+
+iso_comm *iso__scopes_owners(const iso__scopes *s) { return s->in_nodes ? s->node : s->world; }
 
 static void say_once(const iso__scopes *s, const char *what) {
     if (iso_comm_rank(s->world) == 0) iso__log(ISO_LOG_INFO, "gradients of GPUs: %s", what);
@@ -214,18 +230,6 @@ static maker maker_of(const iso__scopes *s) {
 static iso_status stage_arena(const iso__transport_setup *setup, iso__transport **out) {
     iso__staged_config config = {.limit_s = iso__comm_timeout(setup->world)};
     return setup->store->device ? iso__transport_staged(setup, &config, *out, out) : ISO_OK;
-}
-
-static iso_status make_zero(const iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
-                            iso__transport **out) {
-    iso__transport *sums = NULL;
-    if (s->device) say_once(s, "through the host, where ZeRO divides them");
-    if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
-    if (s->converts) ISO_TRY(maker_of(s)(setup, comm, &sums));
-    iso_status status = iso__transport_zero(setup, comm, sums, out);
-    if (status < 0) iso__transport_destroy(&sums);
-    ISO_TRY(status);
-    return iso_comm_agree(comm, stage_arena(setup, out));
 }
 
 // Whether sums over several nodes may go in two levels: some node has several ranks, and all ranks
@@ -269,18 +273,47 @@ static iso_status link_nodes(iso__scopes *s, iso__store *store) {
     return ISO_OK;
 }
 
-// Shares the arena if comm is the node, or if sums over several nodes go in two levels.
-static iso_status make_host(iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
+// Sums of whole buckets. Shares the arena if comm is the node, or if sums over several nodes go in
+// two levels.
+static iso_status make_sums(iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
                             iso__transport **out) {
-    iso__transport *host = NULL;
     iso__transport_setup own = *setup;
     ISO_TRY(comm == s->node ? iso__store_share(setup->store, s->node)
                             : link_nodes(s, setup->store));
     if (comm != s->node && s->nodes.node) own.nodes = &s->nodes;
-    ISO_TRY(maker_of(s)(&own, comm, &host));
+    return maker_of(s)(&own, comm, out);
+}
+
+static iso_status make_host(iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
+                            iso__transport **out) {
+    iso__transport *host = NULL;
+    ISO_TRY(make_sums(s, setup, comm, &host));
     *out = host;
     if (s->sparse) ISO_TRY(iso__transport_rows(setup, comm, host, &host));
     *out = host;
+    return iso_comm_agree(comm, stage_arena(setup, out));
+}
+
+// With a hook, and where the ranks of a node divide the updates by averages over several nodes, the
+// whole average comes to each rank.
+static iso_status make_zero(iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
+                            iso__transport **out) {
+    iso__transport *sums = NULL;
+    iso_comm *owners = s->in_nodes ? s->node : comm;
+    if (s->device) say_once(s, "through the host, where ZeRO divides them");
+    if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
+    if (owners != comm)
+        ISO_TRY(make_sums(s, setup, comm, &sums));
+    else if (s->converts)
+        ISO_TRY(maker_of(s)(setup, comm, &sums));
+    iso__transport *whole = sums;
+    iso_status status = ISO_OK;
+    if (iso_comm_size(owners) > 1) status = iso__transport_zero(setup, owners, sums, &whole);
+    if (status < 0) whole = sums;
+    if (owners != comm) status = iso_comm_agree(comm, status); // the nodes, each for itself
+    if (status < 0) iso__transport_destroy(&whole);
+    ISO_TRY(status);
+    *out = whole;
     return iso_comm_agree(comm, stage_arena(setup, out));
 }
 

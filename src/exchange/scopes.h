@@ -14,10 +14,12 @@ iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG for an invalid valu
 // Collective over world, which must be located (iso__comm_locate); retains it. Determines which
 // ranks share a node, and whether GPUs are to sum by NCCL: the layout of buckets depends on both.
 // Creates neither the NCCL communicator nor shared memory. exchanges: false if nothing is to
-// travel. zero: the ranks divide the updates; this requires the scope world. sparse: there are
-// sparse buckets. With either, NCCL is not used.
+// travel. zero: which ranks divide the updates. sparse: there are sparse buckets. With either, NCCL
+// is not used. ISO_ERR_UNSUPPORTED if the ranks of each node are to divide them, and nodes have
+// different numbers of ranks.
+typedef enum iso__zero_among { ISO__ZERO_NONE, ISO__ZERO_ALL, ISO__ZERO_NODE } iso__zero_among;
 iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
-                              bool exchanges, bool zero, bool sparse, iso__scopes **out);
+                              bool exchanges, iso__zero_among zero, bool sparse, iso__scopes **out);
 // Collective. Accepts NULL. Returns false if exchanges are under way; the caller must then keep all
 // memory that they use.
 bool iso__scopes_destroy(iso__scopes **scopes);
@@ -28,6 +30,8 @@ size_t iso__scopes_unit(const iso__scopes *s);
 bool iso__scopes_may_share(const iso__scopes *s);
 // The ranks over which this scope averages; NULL: this rank alone.
 iso_comm *iso__scopes_comm(const iso__scopes *s, iso_scope scope);
+// The ranks among which ZeRO divides the updates.
+iso_comm *iso__scopes_owners(const iso__scopes *s);
 
 // Collective. Returns the transport of a scope. The first call for a scope creates it, and the NCCL
 // communicator or the shared memory that it needs. setup must be the same in every call. Nothing

@@ -77,6 +77,7 @@ static iso_status choose_settings(iso__data_parallel *self,
         // On a single rank no exchange needs hiding.
         .piece_bytes = iso_comm_size(self->comm) > 1 ? bytes_of(config->piece_mb) : 0,
         .zero = config->zero,
+        .zero_scope = config->zero_scope,
         .keep_values = config->keep_values,
         .by_weight = config->by_weight,
     };

@@ -51,7 +51,7 @@ static iso_status take_shards(iso__gradients *g) {
         iso_reducer *r = iso__data_parallel_of_parameter(g->list.item[i], &index);
         if (!g->list.item[i]->requires_grad || !is_spread(r, index)) continue;
         iso_tensor *grad;
-        g->comm = iso__reducer_comm(r);
+        g->comm = iso__reducer_owners(r);
         ISO_TRY(iso_parameter_grad(g->list.item[i], &grad));
         for (int k = 0; k < iso_reducer_pieces(r, index); k++)
             ISO_TRY(take_piece(g, i, grad, r, index, k));
@@ -109,7 +109,7 @@ static iso_status take_array(iso__gradients *g, iso_reducer *r, int i, iso_devic
         add_item(g, grad, i);
         return ISO_OK;
     }
-    g->comm = iso__reducer_comm(r);
+    g->comm = iso__reducer_owners(r);
     for (int k = 0; status == ISO_OK && k < iso_reducer_pieces(r, i); k++)
         status = take_piece(g, i, grad, r, i, k);
     iso_tensor_destroy(&grad);

@@ -106,6 +106,7 @@ GPU_CONFORMANCE = tests/unit/device.unit tests/unit/device_activation.unit tests
     tests/unit/loader.unit tests/unit/module_move.unit tests/mpi/move_inputs.mpi
 # Tests of training that take their device from ISO_TEST_DEVICE, which they need then.
 GPU_SUITES = tests/mpi/daso.mpi tests/mpi/no_sync.mpi tests/mpi/pieces.mpi tests/mpi/zero.mpi tests/mpi/zero_lamb.mpi \
+    tests/mpi/zero_nodes.mpi \
     tests/unit/choice.unit tests/unit/collate.unit tests/unit/loader_threads.unit tests/unit/samples.unit
 GPU_ALL = $(GPU_TESTS) $(GPU_CONFORMANCE) $(GPU_SUITES)
 if ISO_CUDA_EMULATED

@@ -279,6 +279,8 @@ tests_mpi_channel_blocks_mpi_SOURCES = tests/mpi/test_channel_blocks.c
 MPI_TESTS += tests/mpi/zero.mpi
 tests_mpi_zero_mpi_SOURCES = tests/mpi/test_zero.c \
     tests/mpi/test_zero_hooks.c
+MPI_TESTS += tests/mpi/zero_nodes.mpi
+tests_mpi_zero_nodes_mpi_SOURCES = tests/mpi/test_zero_nodes.c
 MPI_TESTS += tests/mpi/zero_lamb.mpi
 tests_mpi_zero_lamb_mpi_SOURCES = tests/mpi/test_zero_lamb.c
 # The same tests for stage 2.

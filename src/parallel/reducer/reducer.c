@@ -273,15 +273,26 @@ iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope) {
     ISO_TRY(iso__scopes_choose(r->scopes, scope, &r->setup, &r->transport));
     iso__round_set_transport(r->round, r->transport, iso__scopes_comm(r->scopes, scope));
     r->scope = scope;
+    if (r->zero) iso__zero_set_transport(r->zero, r->transport);
+    return ISO_OK;
+}
+
+// Ranks that share updates have the same averages.
+static iso_status check_shares(const iso_reducer *r, iso_scope scope) {
+    if (!r->shares_updates || scope == r->scope) return ISO_OK;
+    ISO_CHECK(r->shares_in_nodes, ISO_ERR_UNSUPPORTED,
+              "with ZeRO among all ranks gradients are averaged over all ranks, not over a %s: "
+              "divide updates among the ranks of a node (zero_scope)",
+              iso__scope_name(scope));
+    ISO_CHECK(!r->zero || scope != ISO_SCOPE_RANK, ISO_ERR_UNSUPPORTED,
+              "with ZeRO the ranks of a node train one model, and cannot go their own ways: use "
+              "the unit node, or no ZeRO");
     return ISO_OK;
 }
 
 iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope) {
     ISO_TRY(iso__scope_check(scope));
-    ISO_CHECK(!r->shares_updates || scope == r->scope, ISO_ERR_UNSUPPORTED,
-              "with ZeRO gradients are averaged over all ranks, not over a %s: periodic modes need "
-              "an optimizer whose state is whole on every rank",
-              iso__scope_name(scope));
+    ISO_TRY(check_shares(r, scope));
     ISO_TRY(iso_reducer_finish(r));
     if (!r->scopes_made) ISO_TRY(iso__scopes_make_all(r->scopes, &r->setup));
     r->scopes_made = true;
@@ -378,6 +389,10 @@ iso_status iso__reducer_publish(iso_reducer *r, bool waits) {
 
 iso_comm *iso__reducer_comm(const iso_reducer *r) { return r->world; }
 
+iso_comm *iso__reducer_owners(const iso_reducer *r) { return iso__scopes_owners(r->scopes); }
+
+bool iso__reducer_shares_in_nodes(const iso_reducer *r) { return r->shares_in_nodes; }
+
 bool iso__reducer_shares_updates(const iso_reducer *r) { return r->shares_updates; }
 
 bool iso__reducer_is_spread(const iso_reducer *r, int i) {
@@ -392,7 +407,7 @@ static iso_status gather_piece(const iso_reducer *r, int slot, char *array) {
         iso__own own = iso__zero_shard(r->zero, &r->layout, slot, k);
         if (own.count == 0) continue;
         char *from = array + (s->first + own.first) * size;
-        ISO_TRY(iso_comm_bcast(r->world, from, own.count * size, k));
+        ISO_TRY(iso_comm_bcast(iso__reducer_owners(r), from, own.count * size, k));
     }
     return ISO_OK;
 }

@@ -136,6 +136,9 @@ iso_status iso__reducer_set_halves(iso_reducer *r, int id, const iso__reducer_ha
 // Whether each rank updates its own elements of parameter i.
 bool iso__reducer_is_spread(const iso_reducer *r, int i);
 iso_comm *iso__reducer_comm(const iso_reducer *r); // of all ranks; borrowed
+// The ranks among which ZeRO divides the updates: all, or those of this node. Borrowed.
+iso_comm *iso__reducer_owners(const iso_reducer *r);
+bool iso__reducer_shares_in_nodes(const iso_reducer *r); // zero_scope is ISO_SCOPE_NODE
 // Collective. Completes an array with one element for each element of parameter i, of the type in
 // which its gradient is summed. Each rank provides the elements that it updates (iso_reducer_own).
 // Without ZeRO, does nothing.

@@ -68,11 +68,21 @@ static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *
               "ZeRO divides whole gradients among the ranks, but parameter \"%s\" has sparse_rows "
               "%zu: set it to 0, or use no ZeRO",
               sparse->name ? sparse->name : "", sparse->sparse_rows);
+    bool node = c->zero_scope == ISO_SCOPE_NODE;
+    ISO_CHECK(node || c->zero_scope == ISO_SCOPE_WORLD, ISO_ERR_ARG,
+              "ZeRO divides updates among all ranks or those of a node: zero_scope is %d, give "
+              "ISO_SCOPE_WORLD or ISO_SCOPE_NODE",
+              (int)c->zero_scope);
+    ISO_CHECK(!node || c->zero == 1, ISO_ERR_UNSUPPORTED,
+              "ZeRO stage %d divides among all ranks so far: use stage 1 with zero_scope node",
+              c->zero);
     ISO_CHECK(!is_remote(c) || c->zero == 1, ISO_ERR_UNSUPPORTED,
               "ZeRO stage %d works in the host's memory so far, not on a %s device: use stage 1",
               c->zero, c->device->ops->name);
-    ISO_CHECK(c->scope == ISO_SCOPE_WORLD, ISO_ERR_UNSUPPORTED,
-              "ZeRO averages gradients over all ranks: use scope world with it, not %s",
+    ISO_CHECK(c->scope == ISO_SCOPE_WORLD || (node && c->scope == ISO_SCOPE_NODE),
+              ISO_ERR_UNSUPPORTED,
+              "ZeRO averages gradients over the ranks that divide updates, or more: use scope "
+              "world with it, not %s",
               iso__scope_name(c->scope));
     return ISO_OK;
 }
@@ -110,14 +120,15 @@ static iso_status match_ranks(iso_reducer *r, const iso__param_set *set,
              "hook: %.63s\nwire of the hook: %s\nstate_floats of the hook: %d\n"
              "divides of the hook: %d\nsilent of the hook: %d\nbucket_bytes: %zu\n"
              "first_bucket_bytes: %zu\nlast_bucket_bytes: %zu\nbucket_list: %s\n"
-             "piece_bytes: %zu\nsums: %d\nzero: %d\nstart of the hook: %lld\n"
+             "piece_bytes: %zu\nsums: %d\nzero: %d\nzero_scope: %d\nstart of the hook: %lld\n"
              "seed of the hook: %llu\n"
              "phases of the hook: %016llx\nkeep_values: %d\nby_weight: %d\n",
              sync[config->sync], iso__scope_name(config->scope), order[config->order],
              unused[config->unused], average[config->average], config->split_factor, hook->name,
              iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
              config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
-             config->piece_bytes, config->sums, config->zero, hook->start,
+             config->piece_bytes, config->sums, config->zero,
+             config->zero ? (int)config->zero_scope : 0, hook->start,
              (unsigned long long)iso__coder_seed(&r->coder),
              (unsigned long long)iso__coder_fingerprint(&r->coder, r->layout.bucket_count),
              (int)config->keep_values, (int)config->by_weight);
@@ -300,8 +311,11 @@ static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_c
     ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &r->world));
     ISO_TRY(iso__comm_locate(r->world));
     ISO_TRY(see_who_rides(r, config, sparse));
-    return iso__scopes_create(r->world, config->device, hook_of(config), r->exchanges,
-                              config->zero > 0, sparse, &r->scopes);
+    iso__zero_among among = config->zero == 0    ? ISO__ZERO_NONE
+                            : r->shares_in_nodes ? ISO__ZERO_NODE
+                                                 : ISO__ZERO_ALL;
+    return iso__scopes_create(r->world, config->device, hook_of(config), r->exchanges, among,
+                              sparse, &r->scopes);
 }
 
 static void log_share(const iso_reducer *r) { // on rank 0
@@ -318,7 +332,8 @@ static iso_status share_updates(iso_reducer *r) {
     if (r->transport->shards > 0)
         mine = iso__zero_create(&r->layout, &r->store, r->transport, &r->zero);
     ISO_TRY(iso_comm_agree(r->world, mine));
-    if (r->zero) ISO_TRY(iso__norms_create(&r->layout, r->world, &r->norms));
+    if (r->zero) mine = iso__norms_create(&r->layout, iso__reducer_owners(r), &r->norms);
+    ISO_TRY(iso_comm_agree(r->world, mine));
     iso__appliers_set_zero(r->appliers, r->zero);
     iso__round_set_zero(r->round, r->zero, r->norms);
     return ISO_OK;
@@ -370,6 +385,7 @@ iso_status iso__reducer_create_sorted(iso_comm *comm, const iso_reducer_param *p
     ISO_TRY_GOTO(iso_comm_agree(comm, iso__alloc_zero(sizeof(*r), (void **)&r)));
     r->sync = config->sync;
     r->shares_updates = config->zero > 0;
+    r->shares_in_nodes = config->zero > 0 && config->zero_scope == ISO_SCOPE_NODE;
     r->only = -1;
     ISO_TRY_GOTO(meet_ranks(r, comm, config, find_sparse(params, count) != NULL));
     ISO_TRY_GOTO(lay_out(r, params, count, config, key));

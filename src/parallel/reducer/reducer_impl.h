@@ -20,6 +20,7 @@ struct iso_reducer {
     iso__appliers *appliers;
     iso__planner *planner;
     bool shares_updates;       // config.zero, also on a single rank
+    bool shares_in_nodes;      // config.zero_scope
     iso__zero *zero;           // NULL: every rank updates everything
     iso__norms *norms;         // with zero
     iso__value_shards *values; // ZeRO stage 3; NULL: values are whole

@@ -55,6 +55,8 @@ void iso__zero_destroy(iso__zero **pointer) {
     iso__free(z);
 }
 
+void iso__zero_set_transport(iso__zero *z, iso__transport *transport) { z->transport = transport; }
+
 // ---- Shards -----------------------------------------------------------------------------------------
 
 static size_t clamp_size(size_t at, size_t low, size_t high) {

@@ -21,6 +21,8 @@ typedef struct iso__zero iso__zero;
 iso_status iso__zero_create(const iso__layout *layout, const iso__store *store,
                             iso__transport *transport, iso__zero **out);
 void iso__zero_destroy(iso__zero **zero); // accepts NULL
+// Another transport for ZeRO, with the same shards. Nothing may be under way.
+void iso__zero_set_transport(iso__zero *z, iso__transport *transport);
 
 // Elements of a slot.
 typedef struct iso__own {
