@@ -48,6 +48,8 @@ nobase_dist_doc_DATA = \
     docs/measurements/peers-2026-11-27.jsonl \
     docs/measurements/peers-2026-11-28.csv \
     docs/measurements/peers-2026-11-28.jsonl \
+    docs/measurements/peers-2026-11-29.csv \
+    docs/measurements/peers-2026-11-29.jsonl \
     docs/measurements/scale-measured-2026-11-26.txt \
     docs/measurements/scale-measured-gradients-2026-11-26.txt \
     docs/measurements/scale-measured-network-2026-11-27.txt \
