@@ -40,6 +40,8 @@ case $tables in *' '*) refuse "the folder of the tables has a space in its name:
 [ -f "$tables/$model-$batch.times" ] || refuse "there is no table $tables/$model-$batch.times: make it with tables.sh"
 [ -f "$tables/work" ] || refuse "there is no $tables/work: make it with tables.sh"
 touch "$file"
+exec 9>>"$file"
+flock -n 9 || refuse "another run of it writes to $file: wait for its end, or give another file"
 { [ -z "$(tail -c 1 "$file")" ] && ! grep -vn '^{"run": ".*}$' "$file" >&2; } ||
     refuse "$file has a line that is no whole run: remove it"
 failed=0

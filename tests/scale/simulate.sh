@@ -43,7 +43,19 @@ command -v smpirun >/dev/null || {
     refuse "there is no bench_scale_simulated in $build: run build_scale.sh $build"
 # shellcheck source=tests/scale/costs disable=SC2154
 . "${SCALE_COSTS:-$here/costs}"
+for cost in payload latency_us poll_us byte_ns sum_ns wake_ns node_mbyte node_latency_us; do
+    eval "number=\${$cost:-}"
+    case $number in
+    '' | . | *[!0-9.]* | *.*.*) refuse "the cost $cost is \"$number\", which is no number: see ${SCALE_COSTS:-$here/costs}" ;;
+    esac
+done
 work=$(mktemp -d)
+case $work in
+*' '*)
+    rm -rf "$work"
+    refuse "the folder of temporary files has a space in its name, which SimGrid cannot pass on: set TMPDIR to another"
+    ;;
+esac
 child=
 trap 'rm -rf "$work"' EXIT
 trap '[ -z "$child" ] || pkill -P "$child" || kill "$child"; exit 143' INT TERM HUP # a shell waits for what is not in the background
