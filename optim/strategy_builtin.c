@@ -47,10 +47,7 @@ static const iso_setting gradient_setting[] = {
     {"powersgd-batched", ISO_SETTING_SWITCH, AT(powersgd_batched), .initial = "no", POWERSGD,
      .meaning = "each bucket travels as one matrix (PyTorch: batched_powerSGD_hook)"},
     {"zero", ISO_SETTING_SWITCH, AT(zero), ISO__ZERO_MEANING},
-    {"zero-stage", ISO_SETTING_INTEGER, AT(zero_stage), .low = 0, .high = 3, .initial = "0",
-     .instead = "zero",
-     .meaning = "stage of ZeRO, instead of --zero; 2 divides gradients, too, 3 also parameters; "
-                "0: no ZeRO"},
+    {"zero-stage", ISO_SETTING_INTEGER, AT(zero_stage), ISO__ZERO_STAGES},
     {"zero-scope", ISO_SETTING_INDEX, AT(zero_scope), .choices = "world|node", .initial = "world",
      .meaning = "world: --zero divides among all ranks; node: among those of a node, and all nodes "
                 "make the same updates"},
@@ -359,7 +356,7 @@ static iso_status wrap_of_daso(const iso_strategy_context *context, iso_module *
     iso_status status = read_config(context, user, &config, &rules);
     if (status < 0) iso_module_destroy(&module);
     ISO_TRY(status);
-    if (rules.zero) dp.zero = 1, dp.zero_scope = ISO_SCOPE_NODE;
+    if (rules.zero) dp.zero = rules.zero, dp.zero_scope = ISO_SCOPE_NODE;
     return iso_data_parallel_create_take(module, context->comm, &dp, out);
 }
 

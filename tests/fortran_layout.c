@@ -53,6 +53,7 @@ static struct {
     FIELD(iso_reducer_config, piece_bytes),
     FIELD(iso_reducer_config, sums),
     FIELD(iso_reducer_config, zero),
+    FIELD(iso_reducer_config, zero_scope),
     FIELD(iso_reducer_config, keep_values),
     FIELD(iso_reducer_config, by_name),
     FIELD(iso_reducer_config, by_weight),
@@ -233,7 +234,8 @@ static struct {
 // lacks.
 const iso_comm_config layout_comm_config = {0, 0};
 const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                          0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_update layout_update = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_bucket_stats layout_bucket_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0};

@@ -120,6 +120,7 @@ contains
         call field('iso_reducer_config.piece_bytes', c_loc(config), c_loc(config%piece_bytes))
         call field('iso_reducer_config.sums', c_loc(config), c_loc(config%sums))
         call field('iso_reducer_config.zero', c_loc(config), c_loc(config%zero))
+        call field('iso_reducer_config.zero_scope', c_loc(config), c_loc(config%zero_scope))
         call field('iso_reducer_config.keep_values', c_loc(config), c_loc(config%keep_values))
         call field('iso_reducer_config.by_name', c_loc(config), c_loc(config%by_name))
         call field('iso_reducer_config.by_weight', c_loc(config), c_loc(config%by_weight))

@@ -126,6 +126,7 @@ module isotherm
         integer(c_size_t) :: piece_bytes = 0
         integer(c_int) :: sums = 0
         integer(c_int) :: zero = 0 ! the stage: 1 or 2
+        integer(c_int) :: zero_scope = ISO_SCOPE_WORLD
         logical(c_bool) :: keep_values = .false._c_bool
         logical(c_bool) :: by_name = .false._c_bool
         logical(c_bool) :: by_weight = .false._c_bool

@@ -145,7 +145,7 @@ typedef struct iso_data_parallel_config {
     // (iso_tensor_borrow) or are mapped.
     int zero;
     // ISO_SCOPE_NODE: among the ranks of a node, see iso_reducer_config.zero_scope. The periodic
-    // modes take ZeRO only so.
+    // modes take ZeRO only so, and stages 1 and 2 alone.
     iso_scope zero_scope;
     // PyTorch's init_sync=False: parameters and buffers are not broadcast at creation. The ranks
     // must have equal ones already, e.g. from one file.

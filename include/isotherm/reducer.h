@@ -213,9 +213,9 @@ typedef struct iso_reducer_config {
     // ISO_ERR_UNSUPPORTED: stage 2 on a device with its own memory; a scope that does not cover
     // zero_scope; sparse gradients; stage 3, which is for modules. ISO_ERR_ARG: no such stage.
     int zero;
-    // ISO_SCOPE_NODE, with stage 1 alone: the ranks of each node divide the updates (PyTorch FSDP:
-    // HYBRID_SHARD). New values stay inside nodes; averages over nodes come whole to each rank.
-    // ISO_ERR_UNSUPPORTED if nodes have different numbers of ranks.
+    // ISO_SCOPE_NODE: the ranks of each node divide, and all nodes make the same updates (PyTorch
+    // FSDP: HYBRID_SHARD). New values stay inside nodes; averages over nodes come whole to each
+    // rank. ISO_ERR_UNSUPPORTED if nodes have different numbers of ranks.
     iso_scope zero_scope;
     // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal
     // values already, e.g. from one file.

@@ -75,6 +75,7 @@ typedef struct daso_values {
     double spread, perturb;
     const char *weights, *hyper;
     bool zero;
+    int64_t zero_stage;
 } daso_values;
 
 #define FIELD(name) offsetof(daso_values, config.name)
@@ -323,6 +324,7 @@ const iso_setting iso__daso_setting[] = {
     {FRAGMENTS, .initial = "1"},
     {FRAGMENT_ORDER, .initial = "runs"},
     {"zero", ISO_SETTING_SWITCH, offsetof(daso_values, zero), ISO__ZERO_MEANING},
+    {"zero-stage", INTEGER, offsetof(daso_values, zero_stage), ISO__ZERO_STAGES},
     OUTER,
 };
 #undef FIELD
@@ -379,7 +381,7 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
     if (v.mutates == 1) rules->tournament.mutate_model = iso_choice_mutate;
     if (v.weights) rules->tournament.weights = v.weights;
     rules->hyper_names = v.hyper;
-    rules->zero = v.zero;
+    rules->zero = v.zero ? 1 : (int)v.zero_stage;
     if (!v.config.outer) v.config.outer_skip = 0; // which has a default
     if (v.levels) ISO_TRY(iso_daso_levels_parse(v.levels, &v.config));
     *config = v.config;
@@ -429,8 +431,8 @@ void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t 
         iso__daso_levels_write(config->level, config->level_count, levels);
         used += snprintf(text + used, room - (size_t)used, "levels: %s\n", levels);
     }
-    iso__settings_write(iso__daso_setting, ISO__DASO_SETTINGS - ISO__OUTER_SETTINGS, &v,
-                        text + used, room - (size_t)used);
+    int written = ISO__DASO_SETTINGS - ISO__OUTER_SETTINGS - ISO__ZERO_SETTINGS;
+    iso__settings_write(iso__daso_setting, written, &v, text + used, room - (size_t)used);
 }
 
 // ---- HeAT's DASO ----------------------------------------------------------------------------------

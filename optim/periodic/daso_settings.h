@@ -9,10 +9,11 @@
 #include <isotherm/strategy.h>
 
 enum {
-    ISO__OUTER_SETTINGS = 4, // the last ones of the next three
+    ISO__OUTER_SETTINGS = 4, // the last ones of local SGD, post-local SGD and DASO
+    ISO__ZERO_SETTINGS = 2,  // before these in DASO
     ISO__LOCAL_SGD_SETTINGS = 12,
     ISO__POST_LOCAL_SETTINGS = 14,
-    ISO__DASO_SETTINGS = 24,
+    ISO__DASO_SETTINGS = 25,
     ISO__SLOWMO_SETTINGS = 11,
     ISO__DILOCO_SETTINGS = 11,
     ISO__STREAMING_SETTINGS = 11,
@@ -34,14 +35,19 @@ typedef struct iso__daso_rules {
     iso_outer outer;           // name NULL: the mode has none
     iso_tournament tournament; // read only if the config points to it
     const char *hyper_names;   // of the optimizer's numbers that move, too; NULL: none
-    bool zero;                 // the ranks of a node divide the updates
+    int zero;                  // the stage in which the ranks of a node divide the updates
     iso_tournament_hyper hyper[ISO_TOURNAMENT_HYPERS]; // room for them, and those of the caller
 } iso__daso_rules;
 
-// Of the setting "zero" in all strategies that have it.
+// Of the settings "zero" and "zero-stage" in all strategies that have them.
 #define ISO__ZERO_MEANING                                                                          \
     .initial = "no", .meaning = "ZeRO stage 1: divide optimizer state and updates among ranks; "   \
                                 "with daso, among those of a node"
+
+#define ISO__ZERO_STAGES                                                                           \
+    .low = 0, .high = 3, .initial = "0", .instead = "zero",                                        \
+    .meaning = "stage of ZeRO, instead of --zero; 2 divides gradients, too, 3 also parameters; "   \
+               "0: no ZeRO"
 
 // NULL for a number that is no wire, and for a topk_ratio that it does not take.
 const iso__codec *iso__wire_codec(iso_wire wire, double topk_ratio);

@@ -226,6 +226,9 @@ static iso_status check_zero(const iso_reducer *r, const iso__periodic_config *c
     ISO_CHECK(iso__reducer_shares_in_nodes(r), ISO_ERR_UNSUPPORTED,
               "a periodic mode lets nodes train apart, so ZeRO cannot divide updates among all "
               "ranks: set zero_scope to ISO_SCOPE_NODE");
+    ISO_CHECK(!iso__reducer_divides_values(r), ISO_ERR_UNSUPPORTED,
+              "a periodic mode exchanges whole parameters, which ZeRO stage 3 divides: use stage 1 "
+              "or 2");
     ISO_CHECK(c->topology.unit == ISO_SCOPE_NODE && !c->ranks_part, ISO_ERR_UNSUPPORTED,
               "ZeRO divides updates among the ranks of a node, and this periodic mode lets them "
               "train apart: use daso with the unit node and local_skip 1, or no ZeRO");

@@ -289,13 +289,15 @@ tests_mpi_zero_stage2_mpi_SOURCES = tests/mpi/test_zero.c \
     tests/mpi/test_zero_arrays.c \
     tests/mpi/test_zero_faults.c \
     tests/mpi/test_zero_hooks.c \
-    tests/mpi/test_zero_lamb.c
+    tests/mpi/test_zero_lamb.c \
+    tests/mpi/test_zero_nodes.c
 tests_mpi_zero_stage2_mpi_CPPFLAGS = $(AM_CPPFLAGS) -DZERO_STAGE=2
 # And for stage 3.
 MPI_TESTS += tests/mpi/zero_stage3.mpi
 tests_mpi_zero_stage3_mpi_SOURCES = tests/mpi/test_zero.c \
     tests/mpi/test_zero_hooks.c \
-    tests/mpi/test_zero_lamb.c
+    tests/mpi/test_zero_lamb.c \
+    tests/mpi/test_zero_nodes.c
 tests_mpi_zero_stage3_mpi_CPPFLAGS = $(AM_CPPFLAGS) -DZERO_STAGE=3
 MPI_TESTS += tests/mpi/zero_values.mpi
 tests_mpi_zero_values_mpi_SOURCES = tests/mpi/test_zero_values.c \

@@ -284,6 +284,9 @@ static iso_status check_shares(const iso_reducer *r, iso_scope scope) {
               "with ZeRO among all ranks gradients are averaged over all ranks, not over a %s: "
               "divide updates among the ranks of a node (zero_scope)",
               iso__scope_name(scope));
+    ISO_CHECK(!r->values, ISO_ERR_UNSUPPORTED,
+              "ZeRO stage 3 divides values, and periodic modes exchange whole ones: use stage 1 or "
+              "2");
     ISO_CHECK(!r->zero || scope != ISO_SCOPE_RANK, ISO_ERR_UNSUPPORTED,
               "with ZeRO the ranks of a node train one model, and cannot go their own ways: use "
               "the unit node, or no ZeRO");

@@ -73,9 +73,6 @@ static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *
               "ZeRO divides updates among all ranks or those of a node: zero_scope is %d, give "
               "ISO_SCOPE_WORLD or ISO_SCOPE_NODE",
               (int)c->zero_scope);
-    ISO_CHECK(!node || c->zero == 1, ISO_ERR_UNSUPPORTED,
-              "ZeRO stage %d divides among all ranks so far: use stage 1 with zero_scope node",
-              c->zero);
     ISO_CHECK(!is_remote(c) || c->zero == 1, ISO_ERR_UNSUPPORTED,
               "ZeRO stage %d works in the host's memory so far, not on a %s device: use stage 1",
               c->zero, c->device->ops->name);
@@ -346,7 +343,7 @@ static iso_status divide_values(iso_reducer *r, const iso_reducer_config *config
                                        .round = r->round,
                                        .planner = r->planner,
                                        .transport = r->transport,
-                                       .world = r->world,
+                                       .owners = iso__reducer_owners(r),
                                        .traffic = &r->exchanged.traffic};
     ISO_TRY(iso__value_shards_create(&values, &r->values));
     iso__zero_divide_values(r->zero);

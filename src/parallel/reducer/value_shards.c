@@ -76,7 +76,7 @@ static iso_status open_channel(iso__value_shards *v, int order, iso__channel_ite
     }
     v->next[order] = v->count;
     if (v->count == 0) return ISO_OK;
-    return iso__channel_create(v->with.world, item, v->count, CHUNK_BYTES, WINDOW_BYTES,
+    return iso__channel_create(v->with.owners, item, v->count, CHUNK_BYTES, WINDOW_BYTES,
                                &v->channel[order]);
 }
 
@@ -87,7 +87,7 @@ iso_status iso__value_shards_create(const iso__value_shards_config *config,
     iso_status status = iso__alloc_zero(sizeof(*v), (void **)&v);
     if (v) *v = (iso__value_shards){.with = *config};
     if (v) status = allocate_shards(v, &item);
-    ISO_TRY_GOTO(iso_comm_agree(config->world, status));
+    ISO_TRY_GOTO(iso_comm_agree(config->owners, status));
     for (int order = 0; order < ORDERS; order++) ISO_TRY_GOTO(open_channel(v, order, item));
     iso__free(item);
     *out = v;

@@ -29,8 +29,8 @@ typedef struct iso__value_shards_config {
     iso__round *round;
     iso__planner *planner;
     iso__transport *transport; // whose shards are used
-    iso_comm *world;
-    iso_traffic *traffic; // to which gathers are added
+    iso_comm *owners;          // the ranks that have them
+    iso_traffic *traffic;      // to which gathers are added
 } iso__value_shards_config;
 
 // Collective. Values lie at the offsets of their gradients, in memory of pages.
