@@ -195,20 +195,19 @@ static iso_status agree_on_steps(iso__base_optimizer *self, iso_comm *comm) {
 }
 
 iso_status iso__dp_state_agree(const iso__base_optimizer *self, iso_status mine) {
-    return self->shards ? iso_comm_agree(iso__reducer_owners(self->shards->reducer), mine) : mine;
+    return self->shards ? iso_comm_agree(iso__reducer_comm(self->shards->reducer), mine) : mine;
 }
 
 iso_status iso__dp_state_gather(iso__base_optimizer *self) {
     iso__dp_state *shards = self->shards;
-    iso_comm *comm = iso__reducer_owners(shards->reducer);
     iso__dp_state_forget(self);
-    ISO_TRY(iso_comm_agree(comm, make_all_whole(self)));
+    ISO_TRY(iso__dp_state_agree(self, make_all_whole(self)));
     for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
         for (int i = 0; i < self->count; i++)
             if (has_state(self, i, k))
                 ISO_TRY(iso__reducer_gather(shards->reducer, shards->place[i],
                                             iso__dp_state_tensor(self, i, k)->data));
-    return agree_on_steps(self, comm);
+    return agree_on_steps(self, iso__reducer_owners(shards->reducer));
 }
 
 iso_tensor *iso__dp_state_tensor(const iso__base_optimizer *self, int i, int kind) {

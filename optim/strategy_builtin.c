@@ -100,6 +100,8 @@ static iso_status wrap_gradients(const iso_strategy_context *context, iso_module
     if (!config.hook || iso_settings_has(context->settings, "wire")) config.hook = &chosen.hook;
     config.zero = values.zero ? 1 : (int)values.zero_stage;
     config.zero_scope = values.zero_scope == 1 ? ISO_SCOPE_NODE : ISO_SCOPE_WORLD;
+    ISO_CHECK_GOTO(values.zero_scope == 0 || config.zero, ISO_ERR_ARG,
+                   "--zero-scope node divides nothing without ZeRO: give --zero or --zero-stage");
     ISO_TRY(iso_data_parallel_create_take(module, context->comm, &config, out));
     return ISO_OK;
 fail:

@@ -53,6 +53,9 @@ agrees lenet colour 1 --steps 60
 agrees lenet colour 1 --steps 60 --activations tanh,elu
 grep -aq '"isotherm.activations":"tanh,elu"' lenet
 result $? "and that had other activations"
+run_alone "$train" --data colour --model lenet --quiet --steps 2 --load lenet
+[ "$status" != 0 ] && grep -q 'lenet has the activations tanh,elu, and this network relu: give --activations tanh,elu' stderr
+result $? "train does not load it into a network of others"
 agrees resnet18 colour 1 --steps 6 --batch 8
 agrees mlp grey 1 --steps 30 --dtype f64
 grep -aq '"F64"' mlp

@@ -75,11 +75,28 @@ iso_status train_check_finite(const train_run *run, const char *what, const char
     return train_error(ISO_ERR_STATE, "%s: parameter %s is not finite: %s", what, name, remedy);
 }
 
+// A network of other functions has the same names and shapes. A checkpoint that train did not write
+// says nothing of them.
+static iso_status check_activations(const train_run *run, const iso_state_dict *dict) {
+    const char *path = run->options->load, *here = run->options->activations;
+    const char *there = iso_state_dict_metadata(dict, "isotherm.activations");
+    if (!iso_state_dict_metadata(dict, "isotherm.model")) return ISO_OK;
+    if (!here) here = "relu";
+    if (!there) there = "relu";
+    if (strcmp(here, there) == 0) return ISO_OK;
+    return train_error(ISO_ERR_MISMATCH,
+                       "%s has the activations %s, and this network %s: give --activations %s",
+                       path, there, here, there);
+}
+
 iso_status train_checkpoint_load(train_run *run) {
     const char *path = run->options->load;
     iso_state_dict dict;
     TRY(iso_state_dict_read(path, run->world->device, &dict));
-    iso_status status = iso_module_load_state_dict(run->model, &dict, true, NULL);
+    iso_status status = check_activations(run, &dict);
+    if (status < 0) iso_state_dict_destroy(&dict);
+    TRY(status);
+    status = iso_module_load_state_dict(run->model, &dict, true, NULL);
     iso_state_dict_destroy(&dict);
     if (status == ISO_ERR_MISMATCH)
         return train_error(status, "cannot load %s for --model %s: %s", path, run->options->model,

@@ -199,8 +199,10 @@ iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_mo
 // Runs one of its children, the alternatives, on the same input. Its buffer "choice" (1) holds the
 // number of that child, 0 at creation. So the choice is part of the model: it is saved, and moves
 // wherever buffers do, also in tournaments (isotherm/tournament.h). Ranks that train one model
-// together need the same choice. The others keep their parameters, which get no gradient: wrap the
-// model with find_unused if alternatives have parameters. On a GPU each forward waits for the
+// together need the same choice. Alternatives that do not run keep their parameters, which get no
+// gradient: set find_unused_parameters if alternatives have parameters. Ranks with different
+// choices must not synchronise buffers (iso_buffer_config.mode ISO_BUFFERS_NONE, or when at
+// evaluation). On a GPU each forward waits for the
 // device, to read the number. Forward returns ISO_ERR_STATE if the buffer holds no number of a
 // child.
 iso_status iso_choice_create(iso_device *device, iso_module **out);

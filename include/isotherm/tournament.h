@@ -104,7 +104,8 @@ typedef struct iso_tournament {
     // iso_choice_mutate (isotherm/layers.h) is such a function, for models with a Choice. Called
     // on every rank of the trainer with the module inside the DataParallel; all of them must change
     // it in the same way, parameters and buffers alone. `random` as above, from another draw. If it
-    // fails on any rank, every rank gets an error, and no model and no value changes.
+    // fails on any rank, every rank gets an error, and no model and no value changes. ISO_ERR_ARG
+    // if DataParallel synchronises buffers elsewhere than at evaluation.
     iso_status (*mutate_model)(iso_module *model, uint64_t random, void *user);
 } iso_tournament;
 

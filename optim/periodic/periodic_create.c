@@ -159,7 +159,8 @@ static iso_status make_across(iso__periodic *p) {
     const iso_topology *t = p->layout;
     if (p->common_count == p->span_count) return ISO_OK;
     iso_comm *leaders = t->leaders[t->local_rank];
-    return iso__comm_create_like(p->comm, iso_comm_mpi(leaders), true, &p->across);
+    ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(leaders), true, &p->across));
+    return iso__comm_place_subset(p->across, p->layout->world);
 }
 
 // Not if nodes have different numbers of ranks: the smallest would decide how large a share each
@@ -188,9 +189,32 @@ static iso_status make_routes(iso__periodic *p) {
     return iso_comm_agree(p->comm, make_across(p));
 }
 
+// A rank of a node has only its shards of optimizer state, which the same ranks of other nodes
+// have.
+static iso_status check_zero(const iso_reducer *r, const iso__periodic_config *c) {
+    if (!iso__reducer_shares_updates(r)) return ISO_OK;
+    ISO_CHECK(iso__reducer_shares_in_nodes(r), ISO_ERR_UNSUPPORTED,
+              "a periodic mode lets nodes train apart, so ZeRO cannot divide updates among all "
+              "ranks: set zero_scope to ISO_SCOPE_NODE");
+    ISO_CHECK(!iso__reducer_divides_values(r), ISO_ERR_UNSUPPORTED,
+              "a periodic mode exchanges whole parameters, which ZeRO stage 3 divides: use stage 1 "
+              "or 2");
+    ISO_CHECK(c->topology.unit == ISO_SCOPE_NODE && !c->ranks_part, ISO_ERR_UNSUPPORTED,
+              "ZeRO divides updates among the ranks of a node, and this periodic mode lets them "
+              "train apart: use daso with the unit node and local_skip 1, or no ZeRO");
+    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE, ISO_ERR_UNSUPPORTED,
+              "with ZeRO a periodic mode does not exchange optimizer state: use another state "
+              "than average");
+    ISO_CHECK(!c->tournament, ISO_ERR_UNSUPPORTED,
+              "a tournament chooses among whole models with their optimizer state, which ZeRO "
+              "divides: use no ZeRO with it");
+    return ISO_OK;
+}
+
 static iso_status prepare_memory(iso__periodic *p, iso_status owner) {
     iso_buffer_list buffers;
     ISO_TRY(owner);
+    ISO_TRY(check_zero(iso_data_parallel_reducer(p->data_parallel), &p->config));
     p->device = p->data_parallel->device;
     ISO_TRY(iso__periodic_memory_open(p));
     ISO_TRY(iso_module_buffers(p->data_parallel, &buffers));
@@ -219,27 +243,6 @@ iso_status iso__periodic_alloc_owner(iso_module *data_parallel, size_t bytes, vo
     return comm ? iso__comm_alloc_zero(comm, bytes, out) : iso__alloc_zero(bytes, out);
 }
 
-// A rank of a node has only its shards of optimizer state, which the same ranks of other nodes
-// have.
-static iso_status check_zero(const iso_reducer *r, const iso__periodic_config *c) {
-    if (!iso__reducer_shares_updates(r)) return ISO_OK;
-    ISO_CHECK(iso__reducer_shares_in_nodes(r), ISO_ERR_UNSUPPORTED,
-              "a periodic mode lets nodes train apart, so ZeRO cannot divide updates among all "
-              "ranks: set zero_scope to ISO_SCOPE_NODE");
-    ISO_CHECK(!iso__reducer_divides_values(r), ISO_ERR_UNSUPPORTED,
-              "a periodic mode exchanges whole parameters, which ZeRO stage 3 divides: use stage 1 "
-              "or 2");
-    ISO_CHECK(c->topology.unit == ISO_SCOPE_NODE && !c->ranks_part, ISO_ERR_UNSUPPORTED,
-              "ZeRO divides updates among the ranks of a node, and this periodic mode lets them "
-              "train apart: use daso with the unit node and local_skip 1, or no ZeRO");
-    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE, ISO_ERR_UNSUPPORTED,
-              "with ZeRO a periodic mode does not exchange optimizer state: use another state "
-              "than average");
-    ISO_CHECK(!c->tournament || c->tournament->keep_state, ISO_ERR_UNSUPPORTED,
-              "with ZeRO models move without optimizer state: set keep_state of the tournament");
-    return ISO_OK;
-}
-
 iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module *data_parallel,
                               const iso__periodic_config *config, iso_status owner,
                               const char *settings) {
@@ -250,7 +253,6 @@ iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module
         "a periodic mode needs an optimizer that iso_dp_optimizer_create_take has tied to "
         "the same data_parallel module: this %s optimizer is not",
         inner->ops->name);
-    ISO_TRY_GOTO(check_zero(iso_data_parallel_reducer(data_parallel), config));
     p->inner = inner;
     inner = NULL;
     p->data_parallel = iso_module_retain(data_parallel);

@@ -11,6 +11,7 @@
 #include "comm/traffic.h"
 #include "nn/nn_impl.h"
 #include "optim/resume/resume_impl.h"
+#include "parallel/parallel_impl.h"
 
 #include <math.h>
 
@@ -248,10 +249,22 @@ static iso_status agree_on_choice(iso__periodic *p) {
     return ISO_OK;
 }
 
+// Trainers then have different layers, of which buffers say which.
+static iso_status check_buffers(const iso__periodic *p) {
+    const iso_buffer_config *c = &iso__data_parallel_buffers(p->data_parallel)->config;
+    bool apart = c->when == ISO_BUFFERS_AT_EVALUATION || c->mode == ISO_BUFFERS_NONE;
+    ISO_CHECK(apart || !p->config.tournament->mutate_model, ISO_ERR_ARG,
+              "a tournament with mutate_model gives trainers different layers, and the buffers of "
+              "all ranks are synchronised in training: set buffers.when to "
+              "ISO_BUFFERS_AT_EVALUATION");
+    return ISO_OK;
+}
+
 iso_status iso__match_open(iso__periodic *p) {
     int trainers = p->layout->nodes, ranks = iso_comm_size(p->comm);
     if (!p->config.tournament) return ISO_OK;
     const iso_module *model = iso_data_parallel_module(p->data_parallel);
+    ISO_TRY(iso_comm_agree(p->comm, check_buffers(p)));
     ISO_TRY(iso_comm_agree(p->comm, allocate_match(&p->match, trainers, model)));
     ISO_TRY(hash_members(p, &p->match.members));
     ISO_TRY(agree_on_choice(p));

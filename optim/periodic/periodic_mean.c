@@ -94,17 +94,54 @@ iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, cons
     return ISO_OK;
 }
 
-// ZeRO: a rank's shards of optimizer state become the mean over all nodes.
+// ---- Shards of optimizer state (ZeRO) -------------------------------------------------------------
+
+static void add_flat(iso__flat size, const void *from, void *to) {
+    const double *y = (const void *)((const char *)from + iso__flat_f64(size));
+    double *sum = (void *)((char *)to + iso__flat_f64(size));
+    for (size_t i = 0; i < size.f32; i++) ((float *)to)[i] += ((const float *)from)[i];
+    for (size_t i = 0; i < size.f64; i++) sum[i] += y[i];
+}
+
+static void divide_flat(iso__flat size, int nodes, void *x) {
+    double *y = (void *)((char *)x + iso__flat_f64(size));
+    for (size_t i = 0; i < size.f32; i++) ((float *)x)[i] /= (float)nodes;
+    for (size_t i = 0; i < size.f64; i++) y[i] /= nodes;
+}
+
+// In the order of the nodes, as an exact mean adds them, so that the bits are the same. own: this
+// rank's shards; from: room for those of another node.
+static iso_status mean_of_nodes(iso__periodic *p, iso__flat size, const void *own, void *from,
+                                void *sum) {
+    int nodes = iso_comm_size(p->across);
+    size_t bytes = iso__flat_bytes(size);
+    iso_traffic moved = {0};
+    iso__count_blocks(&moved, p->across, bytes);
+    add_traffic(p, &moved);
+    for (int k = 0; k < nodes; k++) {
+        if (k == iso_comm_rank(p->across)) memcpy(from, own, bytes);
+        ISO_TRY(iso_comm_bcast(p->across, from, bytes, k));
+        if (k == 0)
+            memcpy(sum, from, bytes);
+        else
+            add_flat(size, from, sum);
+    }
+    divide_flat(size, nodes, sum);
+    return ISO_OK;
+}
+
 iso_status iso__periodic_mean_shards(iso__periodic *p) {
     int first = p->common_count, last = p->span_count;
     iso__flat size = iso__periodic_flat(p, first, last);
-    void *room = NULL; // as above, once in a run
-    if (!p->across || first == last) return ISO_OK;
-    iso_status status =
-        iso_comm_agree(p->comm, iso__pinned_alloc(p->device, iso__flat_bytes(size), &room));
+    size_t bytes = iso__flat_bytes(size);
+    void *room = NULL; // once in a run
+    if (!p->across) return ISO_OK;
+    iso_status status = iso_comm_agree(p->comm, iso__pinned_alloc(p->device, 3 * bytes, &room));
+    char *own = room;
     if (status == ISO_OK) status = iso__periodic_fetch(p, first, last, room);
-    if (status == ISO_OK) status = mean_over(p, p->across, iso_comm_size(p->across), size, room);
-    if (status == ISO_OK) status = iso__periodic_put(p, first, last, room);
+    if (status == ISO_OK) status = mean_of_nodes(p, size, own, own + bytes, own + 2 * bytes);
+    if (status == ISO_OK)
+        status = iso__periodic_put(p, first, last, (float *)(void *)(own + 2 * bytes));
     iso__pinned_free(p->device, room);
     ISO_TRY(status);
     return ISO_OK;

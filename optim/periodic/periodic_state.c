@@ -3,6 +3,7 @@
 #include "optim/periodic/periodic.h"
 #include "optim/resume/resume_impl.h"
 #include "parallel/parallel_impl.h"
+#include "parallel/reducer/reducer_calls.h"
 
 #include <string.h>
 
@@ -198,6 +199,11 @@ iso_status iso__periodic_loaded(iso__periodic *p) {
     ISO_CHECK(number[SCOPE] >= ISO_SCOPE_WORLD && number[SCOPE] <= ISO_SCOPE_RANK &&
                   number[TURNS] >= 0,
               ISO_ERR_FORMAT, "the saved state of daso is damaged: its numbers are invalid");
+    ISO_CHECK(number[NODE_EQUAL] ||
+                  !iso__reducer_shares_updates(iso_data_parallel_reducer(p->data_parallel)),
+              ISO_ERR_MISMATCH,
+              "the state was saved while the ranks of a node trained apart (local_skip), and with "
+              "ZeRO they train one model: continue without ZeRO");
     ISO_TRY(iso__worker_loaded(p));
     for (int i = 0; i < p->exchange_count; i++)
         ISO_TRY(load_exchange(&p->exchange[i], i == 0 ? first : p->exchange[i].saved));

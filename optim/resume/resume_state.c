@@ -4,6 +4,7 @@
 
 #include "comm/comm_calls.h"
 #include "nn/nn_impl.h"
+#include "optim/dp_state.h"
 #include "optim/optim_impl.h"
 #include "parallel/parallel_impl.h"
 #include "parallel/reducer/reducer_calls.h"
@@ -140,14 +141,23 @@ static iso_status add_module(iso_state *self, iso_module *module) {
     return ISO_OK;
 }
 
+static iso_status add_optimizer(iso_state *self, iso_optimizer *optimizer) {
+    const iso_optimizer_ops *ops = optimizer->ops;
+    ISO_CHECK(ops->state || ops->inner, ISO_ERR_UNSUPPORTED,
+              "the state of a %s optimizer cannot be saved: its table has no state function",
+              ops->name);
+    return ops->state ? ops->state(optimizer, self) : ISO_OK;
+}
+
+// With ZeRO the state of the innermost one is collective, so all must get there.
 static iso_status add_optimizers(iso_state *self, iso_optimizer *optimizer) {
+    const iso__base_optimizer *core = iso__optimizer_innermost(optimizer);
+    iso_status status = ISO_OK;
     for (; optimizer; optimizer = inner_of(optimizer)) {
-        const iso_optimizer_ops *ops = optimizer->ops;
-        ISO_CHECK(ops->state || ops->inner, ISO_ERR_UNSUPPORTED,
-                  "the state of a %s optimizer cannot be saved: its table has no state function",
-                  ops->name);
-        if (ops->state) ISO_TRY(ops->state(optimizer, self));
+        if (core && optimizer == &core->base) status = iso__dp_state_agree(core, status);
+        if (status == ISO_OK) status = add_optimizer(self, optimizer);
     }
+    ISO_TRY(status);
     return ISO_OK;
 }
 

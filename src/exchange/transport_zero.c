@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: MIT
 // Buckets whose updates are divided among the ranks (ZeRO): a reduce-scatter and, after the
-// caller has made the updates, an all-gather. With a communication hook, another transport brings
-// the whole average in place of the reduce-scatter.
+// caller has made the updates, an all-gather. With a communication hook, and where the ranks of
+// each of several nodes divide updates by averages over all, another transport brings the whole
+// average in place of the reduce-scatter.
 //
 // Why no rank waits for ever: scatters and gathers each have a channel. All ranks post all scatters
 // before they wait for one, so scatters complete (channel.h). The plan of the gathers is from the
 // last bucket down, and a rank publishes a bucket and all later ones before it waits for its
-// values. So gathers complete, too. With a hook in phases, a rank that waits for the values of a
-// bucket has awaited the last phases of this bucket and of all later ones. Thereby it has made
-// ready all that leaves before these phases (transport_phases.c). While it waits, it begins later
-// phases of other buckets. So a rank that first awaits all buckets gets there, too.
+// values. So gathers complete, too. Sums over more ranks
+// than those that divide updates do not wait for gathers. With a hook in phases, a rank that waits
+// for the values of a bucket has awaited the last phases of this bucket and of all later ones.
+// Thereby it has made ready all that leaves before these phases (transport_phases.c). While it
+// waits, it begins later phases of other buckets. So a rank that first awaits all buckets gets
+// there, too.
 #include "exchange/transports.h"
 
 #include "comm/traffic.h"
@@ -261,7 +264,12 @@ iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm
     ISO_TRY_GOTO(iso_comm_agree(comm, allocate_zero(setup, comm, &self, &item)));
     self->sums = sums;
     self->base.whole = sums != NULL;
-    if (sums) self->base.wire_bytes = sums->wire_bytes;
+    if (sums) {
+        self->base.wire_bytes = sums->wire_bytes;
+        self->base.shared_memory = sums->shared_memory;
+        self->base.two_levels = sums->two_levels;
+        self->base.pairwise = sums->pairwise;
+    }
     ISO_TRY_GOTO(open_channels(self, item));
     iso__free(item);
     *out = &self->base;

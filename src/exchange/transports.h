@@ -57,8 +57,8 @@ iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm
 // Collective over comm. The same, with updates divided among the ranks (ZeRO): each rank
 // gets the sum of its shard, and the transport gathers the values that the ranks compute from these
 // sums. No bucket may have a tail, and the size of every bucket must be a multiple of 64 bytes
-// times the number of ranks. If the coder converts or owns the exchange, `sums`, one of the two
-// transports of the host over comm, brings the whole average instead; otherwise it is NULL. Owns
+// times the number of ranks. If `sums` is not NULL, it brings the whole average instead: one of
+// the two transports of the host, over comm or more ranks. Owns
 // sums on success. On failure the caller still owns it.
 iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm,
                                iso__transport *sums, iso__transport **out);

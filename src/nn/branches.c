@@ -46,19 +46,9 @@ iso_status iso_branches_create(iso_device *device, iso_module **out) {
     return iso__module_new(sizeof(iso_module), &branches_ops, device, out);
 }
 
-static iso_status check_branches(const iso_module *branches) {
-    ISO_CHECK(branches->ops == &branches_ops, ISO_ERR_ARG,
-              "a %s is not a Branches: no branch can be added to it", branches->ops->type);
-    ISO_CHECK(branches->child_count < ISO_MODULE_TENSORS, ISO_ERR_ARG,
-              "a Branches has at most %d branches", ISO_MODULE_TENSORS);
-    return ISO_OK;
-}
-
 iso_status iso_branches_add_take(iso_module *branches, const char *name, iso_module *module) {
-    char number[16];
-    iso_status status = check_branches(branches);
-    if (status < 0) iso_module_destroy(&module);
-    ISO_TRY(status);
-    snprintf(number, sizeof(number), "%d", branches->child_count);
-    return iso_module_add_child_take(branches, name ? name : number, module);
+    bool full = branches->ops == &branches_ops && branches->child_count == ISO_MODULE_TENSORS;
+    if (!full) return iso__module_add_numbered_take(branches, &branches_ops, name, module);
+    iso_module_destroy(&module);
+    return ISO_FAIL(ISO_ERR_ARG, "a Branches has at most %d branches", ISO_MODULE_TENSORS);
 }

@@ -87,21 +87,16 @@ iso_status iso_choice_create(iso_device *device, iso_module **out) {
     return ISO_OK;
 }
 
+iso_status iso_choice_add_take(iso_module *choice, const char *name, iso_module *module) {
+    return iso__module_add_numbered_take(choice, &choice_ops, name, module);
+}
+
+// ---- Choosing -----------------------------------------------------------------------------------
+
 static iso_status check_type(const iso_module *module) {
     ISO_CHECK(module->ops == &choice_ops, ISO_ERR_ARG, "a %s is not a Choice", module->ops->type);
     return ISO_OK;
 }
-
-iso_status iso_choice_add_take(iso_module *choice, const char *name, iso_module *module) {
-    char number[16];
-    iso_status status = check_type(choice);
-    if (status < 0) iso_module_destroy(&module);
-    ISO_TRY(status);
-    snprintf(number, sizeof(number), "%d", choice->child_count);
-    return iso_module_add_child_take(choice, name ? name : number, module);
-}
-
-// ---- Choosing -----------------------------------------------------------------------------------
 
 iso_status iso_choice_get(iso_module *choice, int *index) {
     ISO_TRY(check_type(choice));

@@ -269,6 +269,16 @@ iso_status iso_module_add_child_take(iso_module *module, const char *name, iso_m
     return ISO_OK;
 }
 
+iso_status iso__module_add_numbered_take(iso_module *module, const iso_module_ops *ops,
+                                         const char *name, iso_module *child) {
+    char number[16];
+    snprintf(number, sizeof(number), "%d", module->child_count);
+    if (module->ops == ops) return iso_module_add_child_take(module, name ? name : number, child);
+    iso_module_destroy(&child);
+    return ISO_FAIL(ISO_ERR_ARG, "a %s is not a %s: nothing can be added to it", module->ops->type,
+                    ops->type);
+}
+
 // ---- Settings for a whole tree of modules ------------------------------------------------------
 
 iso_status iso_module_train(iso_module *module, bool training) {

@@ -15,6 +15,11 @@ iso_status iso__module_add_tensors_take(iso_module *module, const char *name, is
 // without the wrapper. Takes one reference of child, on failure too.
 iso_status iso__module_add_wrapped_take(iso_module *wrapper, iso_module *child);
 
+// As iso_module_add_child_take; name NULL: the number of the child. ISO_ERR_ARG unless module is one
+// of `ops`.
+iso_status iso__module_add_numbered_take(iso_module *module, const iso_module_ops *ops,
+                                         const char *name, iso_module *child);
+
 // Frees the calls of the module, but not those of its children.
 void iso__module_drop_calls(iso_module *module);
 

@@ -73,12 +73,5 @@ iso_status iso_sequential_create(iso_device *device, iso_module **out) {
 }
 
 iso_status iso_sequential_add_take(iso_module *sequential, const char *name, iso_module *module) {
-    char number[16];
-    snprintf(number, sizeof(number), "%d", sequential->child_count);
-    if (sequential->ops != &sequential_ops) {
-        iso_module_destroy(&module);
-        return ISO_FAIL(ISO_ERR_ARG, "a %s is not a Sequential: nothing can be added to it",
-                        sequential->ops->type);
-    }
-    return iso_module_add_child_take(sequential, name ? name : number, module);
+    return iso__module_add_numbered_take(sequential, &sequential_ops, name, module);
 }

@@ -108,6 +108,10 @@ static iso_status add_alternatives(iso_device *device, const iso_layer *layer, i
         const iso_layer *one = &layer->alternatives[k];
         extent after = before;
         iso_module *module;
+        ISO_CHECK(!one->relu, ISO_ERR_ARG,
+                  "layer %d, a Choice, has an alternative %d with a relu: add it as a layer behind "
+                  "the Choice",
+                  i, k);
         ISO_TRY(make_layer(device, one, i, &after, rng, &module));
         ISO_TRY(iso_choice_add_take(choice, one->name, module));
         ISO_CHECK(k == 0 || same_extent(&after, x), ISO_ERR_SHAPE,

@@ -151,6 +151,15 @@ static void failure_changes_nothing(int ranks_per_node) {
 Test(np2_tournament_model, a_mutation_that_fails_changes_nothing) { failure_changes_nothing(1); }
 Test(np4_tournament_model, a_mutation_that_fails_changes_nothing) { failure_changes_nothing(2); }
 
+Test(np2_tournament_model, buffers_of_all_ranks_and_different_layers_are_refused) {
+    tournament_run r;
+    describe(&r, 1, 0);
+    r.tournament.mutate_model = mutate;
+    r.c.train.buffers.when = ISO_BUFFERS_BEFORE_FORWARD;
+    r.c.daso.tournament = &r.tournament;
+    iso_assert_all(daso_refused(&r.c, ISO_ERR_ARG, "set buffers.when"));
+}
+
 // ---- Saved state ----------------------------------------------------------------------------------
 
 typedef struct outcome {

@@ -24,6 +24,7 @@
 
 TestSuite(np2_zero_nodes, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
 TestSuite(np3_zero_nodes, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
+TestSuite(np6_zero_nodes, .init = resume_setup, .fini = resume_teardown, .timeout = 120);
 TestSuite(np4_zero_nodes, .init = resume_setup, .fini = resume_teardown, .timeout = 120);
 
 enum { STEPS = 6, LONG = 17 };
@@ -273,11 +274,29 @@ Test(np4_zero_nodes, relatives_of_daso_equal_a_run_without) {
     daso_equals_plain(outer);
 }
 
-// With each rank on a node of its own it has all of its node's state.
-Test(np2_zero_nodes, daso_with_one_rank_a_node_equals_a_run_without) {
+// With each rank on a node of its own it has all of its node's state. Three nodes: a mean that is
+// added in another order, or multiplied by a third, has other bits.
+static void one_rank_a_node(void) {
     daso_case c = case_of(ISO_ADAM, 1, true);
     c.ranks_per_node = 1;
     daso_equals_plain(c);
+}
+Test(np2_zero_nodes, daso_with_one_rank_a_node_equals_a_run_without) { one_rank_a_node(); }
+Test(np3_zero_nodes, daso_on_three_nodes_equals_a_run_without) { one_rank_a_node(); }
+Test(np6_zero_nodes, daso_on_three_nodes_equals_a_run_without) {
+    setenv("ISO_NODE_COLLECTIVE", "shm", 1);
+    daso_equals_plain(case_of(ISO_ADAM, 1, true));
+}
+
+// Only one rank has the setting that ZeRO does not take, or a setting that is wrong anyway.
+Test(np4_zero_nodes, refusals_of_one_rank_reach_all) {
+    daso_case c = case_of(ISO_ADAM, 1, false);
+    c.train.adjust = share_in_nodes;
+    if (test_rank == 1) c.daso.state = ISO_STATE_SYNC_AVERAGE;
+    iso_assert_all(daso_refused(&c, ISO_ERR_UNSUPPORTED, "use another state than average"));
+    c.daso.state = ISO_STATE_SYNC_KEEP;
+    if (test_rank == 2) c.daso.global_skip = 0;
+    iso_assert_all(daso_refused(&c, ISO_ERR_ARG, "global_skip"));
 }
 
 // ---- Saved state ------------------------------------------------------------------------------------
@@ -314,6 +333,23 @@ Test(np4_zero_nodes, goes_on_from_a_saved_state) {
     iso_assert_all(same);
 }
 
+// Without ZeRO the ranks of a node may be apart when a state is saved, here after a step of two.
+Test(np4_zero_nodes, a_state_of_ranks_that_were_apart_is_refused) {
+    daso_case c = case_of(ISO_ADAM, 1, false);
+    trainer t;
+    c.daso.local_skip = 2;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_go_on(&t, 0, 3));
+    iso_assert_ok(daso_exchange_state(&t, 3, true));
+    daso_close(&t);
+    c.daso.local_skip = 1;
+    c.train.adjust = share_in_nodes;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_all(daso_exchange_state(&t, 3, false) == ISO_ERR_MISMATCH &&
+                   strstr(iso_last_error()->message, "trained apart"));
+    daso_close(&t);
+}
+
 #endif
 // ---- Wrong use --------------------------------------------------------------------------------------
 
@@ -342,7 +378,7 @@ Test(np4_zero_nodes, what_lets_ranks_of_a_node_train_apart_is_refused) {
     state.daso.state = ISO_STATE_SYNC_AVERAGE;
     iso_assert_all(daso_refused(&state, ISO_ERR_UNSUPPORTED, "use another state than average"));
     match.daso = iso_tournament_config(LONG, 4, &tournament);
-    iso_assert_all(daso_refused(&match, ISO_ERR_UNSUPPORTED, "set keep_state"));
+    iso_assert_all(daso_refused(&match, ISO_ERR_UNSUPPORTED, "use no ZeRO with it"));
 }
 
 #else

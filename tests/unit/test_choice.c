@@ -209,6 +209,10 @@ Test(choice, lists_of_layers_hold_choices) {
     list[0].alternatives = functions, list[0].alternative_count = 0;
     cr_fails(iso_sequential_build(device, (int64_t[]){2, 6, 6}, list, 4, &rng, &net), ISO_ERR_ARG,
              "layer 0, a Choice, has no alternatives");
+    const iso_layer fused[] = {kernels[0], {.kind = ISO_LINEAR, .out = 3, .relu = true}};
+    list[0].alternatives = fused, list[0].alternative_count = 2;
+    cr_fails(iso_sequential_build(device, (int64_t[]){2, 6, 6}, list, 4, &rng, &net), ISO_ERR_ARG,
+             "has an alternative 1 with a relu");
     const iso_layer unequal[] = {kernels[0], {.kind = ISO_CONV2D, .out = 3, .size = 3}};
     list[0].alternatives = unequal, list[0].alternative_count = 2;
     cr_fails(iso_sequential_build(device, (int64_t[]){2, 6, 6}, list, 4, &rng, &net), ISO_ERR_SHAPE,

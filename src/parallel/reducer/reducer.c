@@ -288,8 +288,8 @@ static iso_status check_shares(const iso_reducer *r, iso_scope scope) {
               "ZeRO stage 3 divides values, and periodic modes exchange whole ones: use stage 1 or "
               "2");
     ISO_CHECK(!r->zero || scope != ISO_SCOPE_RANK, ISO_ERR_UNSUPPORTED,
-              "with ZeRO the ranks of a node train one model, and cannot go their own ways: use "
-              "the unit node, or no ZeRO");
+              "with ZeRO the ranks of a node train one model, and cannot train apart: use the "
+              "unit node and local_skip 1, or no ZeRO");
     return ISO_OK;
 }
 

@@ -390,7 +390,7 @@ iso_status iso__reducer_create_sorted(iso_comm *comm, const iso_reducer_param *p
     ISO_TRY_GOTO(iso_comm_agree(r->world, make_parts(r, config)));
     ISO_TRY_GOTO(iso__reducer_choose_scope(r, config->scope));
     ISO_TRY_GOTO(share_updates(r));
-    ISO_TRY_GOTO(divide_values(r, config));
+    ISO_TRY_GOTO(iso_comm_agree(r->world, divide_values(r, config)));
     if (!config->keep_values) ISO_TRY_GOTO(broadcast_values(r));
     log_share(r);
     log_buckets(r);
