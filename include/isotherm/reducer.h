@@ -214,8 +214,8 @@ typedef struct iso_reducer_config {
     // zero_scope; sparse gradients; stage 3, which is for modules. ISO_ERR_ARG: no such stage.
     int zero;
     // ISO_SCOPE_NODE: the ranks of each node divide, and all nodes make the same updates (PyTorch
-    // FSDP: HYBRID_SHARD). New values stay inside nodes; averages over nodes come whole to each
-    // rank. ISO_ERR_UNSUPPORTED if nodes have different numbers of ranks.
+    // FSDP: HYBRID_SHARD). New values stay inside nodes. In stage 1 averages over nodes come whole
+    // to each rank. ISO_ERR_UNSUPPORTED if nodes have different numbers of ranks.
     iso_scope zero_scope;
     // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal
     // values already, e.g. from one file.
@@ -464,7 +464,7 @@ typedef struct iso_reducer_stats {
     // whenever a bucket is about to leave, and whenever the new values of one are about to be put
     // in place. Otherwise 0.
     size_t gradient_peak;
-    bool two_levels; // f32 is summed in the shared memory of each node, and between nodes
+    bool two_levels; // f32 is summed inside each node, and between nodes
     bool pairwise; // sums by messages use pairwise exchange (ISO_IALLREDUCE), not MPI's all-reduce
 } iso_reducer_stats;
 // Local. From now on gradient_peak is measured. Each bucket then costs two looks at all pages of

@@ -54,13 +54,21 @@ iso_status iso__transport_none(const iso__transport_setup *setup, iso__transport
 iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm,
                                iso__transport **out);
 
-// Collective over comm. The same, with updates divided among the ranks (ZeRO): each rank
-// gets the sum of its shard, and the transport gathers the values that the ranks compute from these
-// sums. No bucket may have a tail, and the size of every bucket must be a multiple of 64 bytes
-// times the number of ranks. If `sums` is not NULL, it brings the whole average instead: one of
-// the two transports of the host, over comm or more ranks. Owns
-// sums on success. On failure the caller still owns it.
-iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm,
+// The ranks that divide updates, with ZeRO.
+typedef struct iso__zero_ranks {
+    iso_comm *owners; // all ranks whose gradients are averaged, or those of this rank's node
+    iso_comm *across; // if owners are those of one of several nodes: the ranks of all nodes with
+                      // the same rank in owners; all nodes have equally many. NULL: there are no
+                      // others, or the transport `sums` reaches them. Must be located
+} iso__zero_ranks;
+
+// Collective over owners; with `across`, over the ranks of all nodes. As iso__transport_host, with
+// updates divided among the ranks (ZeRO): each rank gets the sum of its shard, and the transport
+// gathers the values that the ranks compute from these sums. No bucket may have a tail, and the
+// size of every bucket must be a multiple of 64 bytes times the number of owners. If `sums` is not
+// NULL, it brings the whole average instead: one of the two transports of the host, over owners or
+// more ranks. Owns sums on success. On failure the caller still owns it.
+iso_status iso__transport_zero(const iso__transport_setup *setup, const iso__zero_ranks *ranks,
                                iso__transport *sums, iso__transport **out);
 
 // Collective over comm. As iso__transport_host, but by messages only, for a hook that owns its

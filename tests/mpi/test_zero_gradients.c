@@ -22,6 +22,16 @@
 TestSuite(np2_zero_gradients, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np3_zero_gradients, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np4_zero_gradients, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np6_zero_gradients, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 240);
+
+static int node_size; // 0: all ranks divide updates; otherwise those of each node of so many ranks
+
+static void divide_in_nodes(int ranks_per_node) {
+    char text[16];
+    snprintf(text, sizeof(text), "%d", ranks_per_node);
+    setenv("ISO_RANKS_PER_NODE", text, 1);
+    node_size = ranks_per_node;
+}
 
 // ---- Arrays that are long against a page ------------------------------------------------------------
 
@@ -117,8 +127,9 @@ static size_t resident_bytes(const arrays *x) {
 
 // Shards and buckets share their first and last page with others.
 static size_t bound(int whole, int shared) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    return (size_t)whole * array_bytes + (size_t)shared * (array_bytes / (size_t)test_size) +
+    size_t page = (size_t)sysconf(_SC_PAGESIZE),
+           shards = (size_t)(node_size ? node_size : test_size);
+    return (size_t)whole * array_bytes + (size_t)shared * (array_bytes / shards) +
            4 * ARRAYS * page;
 }
 
@@ -133,7 +144,10 @@ static bool shrinks_to(arrays *x, size_t most) {
 }
 
 static iso_reducer_config config_of(iso_sync sync, int stage) {
-    return (iso_reducer_config){.sync = sync, .zero = stage, .average = ISO_AVERAGE_SUM};
+    return (iso_reducer_config){.sync = sync,
+                                .zero = stage,
+                                .zero_scope = node_size ? ISO_SCOPE_NODE : ISO_SCOPE_WORLD,
+                                .average = ISO_AVERAGE_SUM};
 }
 
 // While a rank awaits each bucket, at most one is whole at a time.
@@ -176,6 +190,10 @@ static void blocking_holds_shards(void) {
 Test(np2_zero_gradients, blocking_holds_shards) { blocking_holds_shards(); }
 Test(np3_zero_gradients, blocking_holds_shards) { blocking_holds_shards(); }
 Test(np4_zero_gradients, blocking_holds_shards) { blocking_holds_shards(); }
+Test(np4_zero_gradients, blocking_holds_shards_in_nodes) {
+    divide_in_nodes(2);
+    blocking_holds_shards();
+}
 
 // A backward holds few whole buckets. Once they are back, shards are left, also before a step. New
 // values take the memory of few buckets, too.
@@ -210,6 +228,10 @@ static void lazy_holds_shards(void) {
 
 Test(np2_zero_gradients, lazy_holds_shards) { lazy_holds_shards(); }
 Test(np4_zero_gradients, lazy_holds_shards) { lazy_holds_shards(); }
+Test(np4_zero_gradients, lazy_holds_shards_in_nodes) {
+    divide_in_nodes(2);
+    lazy_holds_shards();
+}
 
 // Whatever asks for values first, those of few buckets are in memory at once.
 typedef enum asks { PUBLISHES, NEEDS_THE_LAST, FINISHES, ASKS } asks;
@@ -250,6 +272,10 @@ Test(np4_zero_gradients, few_values_at_once) {
     for (asks what = PUBLISHES; what < ASKS; what++) few_values_at_once(what, true);
 }
 Test(np2_zero_gradients, few_values_at_once) { few_values_at_once(PUBLISHES, false); }
+Test(np4_zero_gradients, few_values_at_once_in_nodes) {
+    divide_in_nodes(2);
+    for (asks what = PUBLISHES; what < ASKS; what++) few_values_at_once(what, true);
+}
 
 // A control: stage 1 holds all of them.
 Test(np2_zero_gradients, stage_1_holds_gradients) {
@@ -353,6 +379,39 @@ static void trains_in_every_order(void) {
 
 Test(np2_zero_gradients, order_of_calls_does_not_matter) { trains_in_every_order(); }
 Test(np3_zero_gradients, order_of_calls_does_not_matter) { trains_in_every_order(); }
+Test(np4_zero_gradients, order_of_calls_does_not_matter_in_nodes) {
+    divide_in_nodes(2);
+    trains_in_every_order();
+}
+Test(np6_zero_gradients, order_of_calls_does_not_matter_in_three_nodes) {
+    divide_in_nodes(2);
+    trains_in_every_order();
+}
+
+// Between nodes a rank sends its shard only. An all-reduce of N ranks sends 2 (N - 1) / N of it.
+static void shards_go_between_nodes(void) {
+    const double lr = 1, nodes = test_size / 2;
+    const double wanted = 2 * (nodes - 1) / nodes * (double)all_bytes / 2;
+    divide_in_nodes(2);
+    const iso_reducer_config config = config_of(ISO_SYNC_LAZY, 2);
+    iso_reducer_stats before, after;
+    arrays x;
+    create_arrays(&x, &config);
+    iso_reducer_get_stats(x.reducer, &before);
+    backward(&x, 0, &(order){ISO_SYNC_LAZY, false, false, false});
+    iso_assert_ok(iso_reducer_step(x.reducer, &lr));
+    iso_assert_ok(iso_reducer_finish(x.reducer));
+    iso_assert_all(values_are(&x, 1, 1));
+    iso_reducer_get_stats(x.reducer, &after);
+    double sent = (double)(after.bytes_between_nodes - before.bytes_between_nodes);
+    iso_assert_all(sent > 0.999 * wanted && sent < 1.001 * wanted);
+    iso_assert_all(after.two_levels);
+    iso_assert_all(after.bytes_node - before.bytes_node == (long long)all_bytes);
+    iso_assert_all(after.bytes_world - before.bytes_world == (long long)all_bytes / 2);
+    destroy_arrays(&x);
+}
+Test(np4_zero_gradients, shards_go_between_nodes) { shards_go_between_nodes(); }
+Test(np6_zero_gradients, shards_go_between_nodes) { shards_go_between_nodes(); }
 
 // Other ranks' elements read as 0 once the averages are here; a rank's own are averages.
 Test(np3_zero_gradients, gradients_of_other_shards_are_zero) {
