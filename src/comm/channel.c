@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Exchanges that are repeated in rounds: chunks of buffers leave in the order of one plan.
 #include "base/recording.h"
+#include "comm/blocks.h"
 #include "comm/channel_impl.h"
 #include "comm/hierarchy.h"
 #include "comm/pairwise.h"
@@ -12,7 +13,6 @@
 // An MPI call counts elements in an int: longer chunks are split.
 #define MOST_BYTES ((size_t)1 << 30)
 #define CUT_UNIT   ((size_t)64) // chunks begin on cache lines
-enum { MOST_CELLS = 16 };
 
 // The status of an item, with an error record of the calling thread: another thread may have found
 // the error.
@@ -78,7 +78,13 @@ static iso_status check_phase(const iso__channel *c, const iso__chunk *before,
     return ISO_OK;
 }
 
-// Checks the plan. *out: the number of its chunks once none is longer than MOST_BYTES.
+// Of a chunk. A message of blocks in two levels has one of each node.
+static size_t most_bytes(const iso__channel *c) {
+    size_t nodes = c->nodes > 0 ? (size_t)c->nodes : 1;
+    return MOST_BYTES / nodes / CUT_UNIT * CUT_UNIT;
+}
+
+// Checks the plan. *out: the number of its chunks once none is longer than most_bytes.
 static iso_status check_plan(const iso__channel *c, const iso__chunk *chunk, int count,
                              size_t *covered, int *total) {
     *total = 0;
@@ -86,101 +92,12 @@ static iso_status check_plan(const iso__channel *c, const iso__chunk *chunk, int
         ISO_TRY(check_chunk(c, &chunk[k], covered));
         if (k > 0) ISO_TRY(check_phase(c, &chunk[k - 1], &chunk[k]));
         covered[chunk[k].item] += chunk[k].bytes;
-        *total += (int)iso__cut_count(chunk[k].bytes, CUT_UNIT, MOST_BYTES);
+        *total += (int)iso__cut_count(chunk[k].bytes, CUT_UNIT, most_bytes(c));
     }
     for (int i = 0; i < c->count; i++)
         ISO_CHECK(covered[i] == c->item[i].given.bytes, ISO_ERR_ARG,
                   "a plan covers %zu of the %zu bytes of \"%s\"", covered[i],
                   c->item[i].given.bytes, c->item[i].given.label);
-    return ISO_OK;
-}
-
-// The maximum number of chunks that can be under way at once.
-static int most_at_once(const iso__chunk *chunk, int count, size_t window) {
-    size_t least = SIZE_MAX;
-    for (int k = 0; k < count; k++) least = chunk[k].bytes < least ? chunk[k].bytes : least;
-    return window / least + 1 < (size_t)count ? (int)(window / least + 1) : count;
-}
-
-static iso_status reserve_requests(iso__channel *c, int room) {
-    iso__engine *engine = c->comm->engine;
-    if (room <= c->room) return ISO_OK;
-    pthread_mutex_lock(&engine->lock);
-    iso_status status = iso__request_reserve(engine, room - c->room);
-    pthread_mutex_unlock(&engine->lock);
-    if (status == ISO_OK) c->room = room;
-    return status;
-}
-
-static void free_cells(iso__channel *c) {
-    if (c->cell) iso__free(c->cell[0].memory);
-    iso__free(c->cell);
-    c->cell = NULL;
-    c->cell_count = 0;
-}
-
-static bool is_sum_by_messages(const iso__channel *c, const iso__channel_entry *m) {
-    return m->given.operation == ISO__SUM && iso__channel_ops(c, m) == &iso__collective_mpi;
-}
-
-// How many chunks of such items can be under way together; *longest: bytes of the longest one.
-static int chunks_at_once(const iso__channel *c,
-                          bool (*of)(const iso__channel *, const iso__channel_entry *),
-                          size_t *longest) {
-    int count = 0;
-    *longest = 0;
-    for (int k = 0; k < c->chunk_count; k++) {
-        if (!of(c, &c->item[c->chunk[k].item])) continue;
-        *longest = c->chunk[k].bytes > *longest ? c->chunk[k].bytes : *longest;
-        count++;
-    }
-    if (count == 0) return 0;
-    size_t most = c->window / *longest < MOST_CELLS ? c->window / *longest + 1 : MOST_CELLS;
-    return (size_t)count > most ? (int)most : count;
-}
-
-// If all chunks can be under way together, each has a place of its own.
-static iso_status create_pairwise(iso__channel *c, int count, size_t longest) {
-    size_t total = 0;
-    void *bytes;
-    for (int k = 0; k < c->chunk_count; k++) total += c->chunk[k].bytes;
-    bool fixed = total <= c->window;
-    if (fixed) count = c->chunk_count;
-    ISO_TRY(iso__alloc((size_t)count * sizeof(size_t), &bytes));
-    for (int k = 0; k < count; k++) {
-        bool sum = !fixed || is_sum_by_messages(c, &c->item[c->chunk[k].item]);
-        ((size_t *)bytes)[k] = !sum ? 0 : fixed ? c->chunk[k].bytes : longest;
-    }
-    iso__pairwise_config config = {.rank = c->comm->rank,
-                                   .size = c->comm->size,
-                                   .count = count,
-                                   .bytes = bytes,
-                                   .fixed = fixed};
-    iso_status status = iso__pairwise_create(c->comm->engine, &config, &c->pairwise);
-    iso__free(bytes);
-    return status;
-}
-
-static iso_status make_pairwise(iso__channel *c) {
-    size_t longest;
-    unsigned turn = c->pairwise ? c->pairwise->turn : 0; // a rank may set a plan once more
-    iso__pairwise_destroy(&c->pairwise);
-    int count = c->sums_pairwise ? chunks_at_once(c, is_sum_by_messages, &longest) : 0;
-    if (count > 0) ISO_TRY(create_pairwise(c, count, longest));
-    if (c->pairwise) c->pairwise->turn = turn;
-    return ISO_OK;
-}
-
-static iso_status make_cells(iso__channel *c) {
-    size_t longest, ranks = (size_t)c->comm->size;
-    int count = chunks_at_once(c, iso__channel_uses_cells, &longest);
-    free_cells(c);
-    if (count == 0) return ISO_OK;
-    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*c->cell), (void **)&c->cell));
-    c->cell_count = count;
-    size_t each = (ranks * longest + CUT_UNIT - 1) / CUT_UNIT * CUT_UNIT;
-    ISO_TRY(iso__alloc((size_t)count * each, (void **)&c->cell[0].memory));
-    for (int i = 1; i < count; i++) c->cell[i].memory = c->cell[i - 1].memory + each;
     return ISO_OK;
 }
 
@@ -212,11 +129,9 @@ iso_status iso__channel_set_plan(iso__channel *c, const iso__chunk *chunk, int c
     ISO_TRY(status);
     ISO_TRY(iso__alloc((size_t)total * sizeof(iso__chunk), &copy));
     iso__chunk *end = copy;
-    for (int k = 0; k < count; k++) end += cut_chunk(chunk[k], MOST_BYTES, end);
+    for (int k = 0; k < count; k++) end += cut_chunk(chunk[k], most_bytes(c), end);
     adopt_plan(c, copy, total, window);
-    ISO_TRY(make_cells(c));
-    ISO_TRY(make_pairwise(c));
-    return reserve_requests(c, most_at_once(c->chunk, total, window));
+    return iso__channel_make_places(c);
 }
 
 // The lowest phase above this one; -1: there is none.
@@ -247,7 +162,7 @@ static iso_status plan_in_order(iso__channel *c, size_t chunk_bytes, size_t wind
 
 // ---- Life -------------------------------------------------------------------------------------------
 
-static iso_status check_item(const iso__channel_item *given) {
+static iso_status check_item(const iso__channel *c, const iso__channel_item *given) {
     ISO_CHECK(given->bytes > 0 && given->bytes % iso_dtype_size(given->dtype) == 0, ISO_ERR_ARG,
               "\"%s\" has %zu bytes, which is not a whole number of its elements", given->label,
               given->bytes);
@@ -259,9 +174,13 @@ static iso_status check_item(const iso__channel_item *given) {
               "\"%s\" has elements of type %s, which MPI cannot sum", given->label,
               iso_dtype_name(given->dtype));
     bool sums = given->dtype == ISO_F32 || given->dtype == ISO_F64;
-    ISO_CHECK(given->operation != ISO__SCATTER || sums, ISO_ERR_UNSUPPORTED,
+    bool scatters = given->operation == ISO__SCATTER || given->operation == ISO__NODE_SCATTER;
+    ISO_CHECK(!scatters || sums, ISO_ERR_UNSUPPORTED,
               "\"%s\" has elements of type %s: sums of blocks are of f32 or f64", given->label,
               iso_dtype_name(given->dtype));
+    ISO_CHECK(given->operation != ISO__NODE_SCATTER || c->nodes > 0, ISO_ERR_UNSUPPORTED,
+              "\"%s\" is scattered among the ranks of each node, but there are no equal nodes",
+              given->label);
     ISO_CHECK(given->phase >= 0, ISO_ERR_ARG, "\"%s\" has phase %d: phases begin at 0",
               given->label, given->phase);
     return ISO_OK;
@@ -269,7 +188,7 @@ static iso_status check_item(const iso__channel_item *given) {
 
 static iso_status take_items(iso__channel *c, const iso__channel_item *given, int count,
                              size_t chunk_bytes, size_t window) {
-    for (int i = 0; i < count; i++) ISO_TRY(check_item(&given[i]));
+    for (int i = 0; i < count; i++) ISO_TRY(check_item(c, &given[i]));
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(iso__channel_entry), (void **)&c->item));
     c->count = count;
     for (int i = 0; i < count; i++) c->item[i].given = given[i];
@@ -307,6 +226,7 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
         c->mpi = MPI_COMM_NULL;
         c->queue = iso__comm_take_queue(comm); // first: both decide how items are exchanged
         c->sums_pairwise = iso__channel_sums_pairwise(comm);
+        c->nodes = iso__blocks_nodes(comm);
         status = take_items(c, given, count, chunk_bytes, window);
     }
     ISO_TRY_GOTO(iso_comm_agree(comm, status));
@@ -325,7 +245,7 @@ fail:
 
 iso_status iso__channel_use_nodes(iso__channel *c, const iso__channel_nodes *nodes) {
     ISO_TRY(iso__hierarchy_create(c->comm, nodes, &c->hierarchy));
-    return iso_comm_agree(c->comm, make_pairwise(c)); // for sums of other types
+    return iso_comm_agree(c->comm, iso__channel_make_places(c)); // for sums of other types
 }
 
 // Whether a time-out or an error left an exchange under way, so that MPI may still write into
@@ -336,6 +256,7 @@ static bool is_in_use(iso__channel *c) {
     for (int i = 0; i < c->cell_count; i++) in_use = in_use || c->cell[i].taken;
     in_use =
         in_use || iso__pairwise_is_in_use(c->pairwise) || iso__hierarchy_is_in_use(c->hierarchy);
+    in_use = in_use || iso__blocks_are_in_use(c->blocks);
     if (in_use && !iso__channel_has_failed(c)) {
         ISO_FAIL(ISO_ERR_STATE, "its channel was destroyed");
         iso__channel_fail(c, &c->item[0], ISO_ERR_STATE); // nothing more is posted
@@ -368,9 +289,8 @@ bool iso__channel_destroy(iso__channel **pointer) {
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (!finalized && c->mpi != MPI_COMM_NULL) MPI_Comm_free(&c->mpi);
-    iso__pairwise_destroy(&c->pairwise);
+    iso__channel_free_places(c);
     iso_comm_destroy(&c->comm);
-    free_cells(c);
     iso__free(c->chunk);
     iso__free(c->item);
     iso__free(c);

@@ -37,7 +37,11 @@ typedef struct iso__channel iso__channel;
 // the ranks.
 typedef enum iso__operation {
     ISO__SUM,     // every rank gets the sum of all ranks
-    ISO__SCATTER, // this rank's block becomes its sum over all ranks, added in rank order
+    ISO__SCATTER, // this rank's block becomes its sum over all ranks, added in rank order, or over
+                  // several equal nodes as SUM adds in two levels
+    ISO__NODE_SCATTER, // a scatter among the ranks of each node, of several equal ones. Of P ranks
+                       // on N nodes, blocks k N to (k + 1) N - 1 become the sum over all ranks on
+                       // the k-th rank of every node. The channel's communicator must be located
     ISO__GATHER,  // block r becomes that of rank r
     ISO__ALLTOALL // block r becomes the block that rank r holds for this rank
 } iso__operation;
@@ -70,7 +74,7 @@ typedef struct iso__channel_times {
 } iso__channel_times;
 
 // Collective over comm; retains it. The channel has its own MPI communicator. ISO_ERR_UNSUPPORTED
-// for elements that cannot be summed: SUM takes f32, f64, bf16 and f16, SCATTER f32 and f64. The
+// for elements that cannot be summed: SUM takes f32, f64, bf16 and f16, scatters f32 and f64. The
 // initial plan orders items by phase, and within a phase as given, in chunks of at most
 // chunk_bytes, with `window` bytes under way. At most seven channels of a communicator use its
 // shared memory. Further channels use messages, and ALLTOALL always does.
@@ -121,8 +125,9 @@ typedef struct iso__channel_load {
 } iso__channel_load;
 iso__channel_load iso__channel_load_of(iso__channel *channel);
 
-// Local. Whether the item is summed in two levels; whether its messages, if any, are those of
-// pairwise exchange and not MPI's all-reduce.
+// Local. Whether the item travels in two levels, inside nodes and between them, as SCATTER and
+// GATHER do over several nodes with equally many ranks, more than one (comm must be located);
+// whether its messages, if any, are those of pairwise exchange and not MPI's all-reduce.
 bool iso__channel_in_two_levels(const iso__channel *channel, int item);
 bool iso__channel_in_pairs(const iso__channel *channel, int item);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Posts the chunks of channels in the order of their plans, and finishes those that are complete.
 // All functions need the engine's lock.
+#include "comm/blocks.h"
 #include "comm/channel_impl.h"
 #include "comm/hierarchy.h"
 #include "comm/pairwise.h"
@@ -33,6 +34,8 @@ static bool may_post(const iso__channel *c) {
         return false;
     if (iso__channel_ops(c, m) == &iso__collective_pairwise)
         return iso__pairwise_has_room(c->pairwise, c->next);
+    if (iso__channel_ops(c, m) == &iso__collective_blocks && !iso__blocks_have_room(c->blocks))
+        return false;
     return !iso__channel_uses_cells(c, m) || free_cell(c);
 }
 
@@ -45,6 +48,7 @@ typedef struct operation {
 } operation;
 static const operation operations[] = {[ISO__SUM] = {"an all-reduce", iso__mpi_allreduce},
                                        [ISO__SCATTER] = {"an all-to-all", iso__mpi_scatter},
+                                       [ISO__NODE_SCATTER] = {"a scatter in nodes", NULL},
                                        [ISO__GATHER] = {"an all-gather", iso__mpi_gather},
                                        [ISO__ALLTOALL] = {"an all-to-all", iso__mpi_scatter}};
 
@@ -64,12 +68,11 @@ static void empty_cell(const iso__channel *c, const iso_request *request) {
     const char *from = request->cell->memory;
     char *to = (char *)item->data + chunk->offset;
     int size = c->comm->size;
-    if (item->operation == ISO__SCATTER)
+    if (item->operation == ISO__SCATTER && c->nodes == 0) // otherwise it has the sum
         iso__sum_blocks(to + (size_t)c->comm->rank * item->bytes, from, chunk->bytes, size,
                         item->dtype);
-    else
-        for (int r = 0; r < size; r++)
-            memcpy(to + (size_t)r * item->bytes, from + (size_t)r * chunk->bytes, chunk->bytes);
+    for (int r = 0; item->operation == ISO__ALLTOALL && r < size; r++)
+        memcpy(to + (size_t)r * item->bytes, from + (size_t)r * chunk->bytes, chunk->bytes);
     request->cell->taken = false;
 }
 

@@ -21,8 +21,8 @@ typedef struct iso__channel_entry {
     iso__channel_times times;
 } iso__channel_entry;
 
-// Receives the blocks of other ranks, if they cannot be received in place: a SCATTER by messages
-// sums them afterwards, and an ALLTOALL still sends from the item.
+// Receives the blocks of other ranks, if they cannot be received in place: a scatter by messages
+// sums them (in two levels in blocks.h), and an ALLTOALL still sends from the item.
 typedef struct iso__channel_cell {
     char *memory; // a chunk's block of each rank
     bool taken;
@@ -47,6 +47,8 @@ struct iso__channel {
     struct iso__hierarchy *hierarchy; // for sums of f32 over several nodes; NULL: none
     struct iso__pairwise *pairwise;   // for other sums; NULL: by MPI's all-reduce, or none yet
     bool sums_pairwise;
+    int nodes;                  // > 0: of scatters and gathers by messages, blocks.h
+    struct iso__blocks *blocks; // those under way; NULL: there are none
     int64_t busy_since;
     iso__channel_load load;
     // The first error, and its message, which is written before it. After an error nothing is
@@ -65,7 +67,11 @@ static inline bool iso__channel_has_failed(const iso__channel *c) {
     return atomic_load_explicit(&c->error, memory_order_acquire) != ISO_OK;
 }
 
-// channel_chunks.c: whether sums of comm by messages are made by pairwise exchange.
+// channel_places.c: memory, places and requests for the chunks of the plan.
+iso_status iso__channel_make_places(iso__channel *channel);
+void iso__channel_free_places(iso__channel *channel);
+
+// channel_ways.c: whether sums of comm by messages are made by pairwise exchange.
 bool iso__channel_sums_pairwise(const iso_comm *comm);
 // This and all functions below need the engine's lock (channel_chunks.c). Stores this thread's
 // error record as the channel's error, unless it has one.
@@ -77,8 +83,8 @@ const iso__collective_ops *iso__channel_ops(const iso__channel *channel,
 static inline bool iso__channel_uses_cells(const iso__channel *channel,
                                            const iso__channel_entry *m) {
     iso__operation operation = m->given.operation;
-    return (operation == ISO__SCATTER || operation == ISO__ALLTOALL) &&
-           iso__channel_ops(channel, m) == &iso__collective_mpi;
+    return operation != ISO__SUM && operation != ISO__GATHER &&
+           iso__channel_ops(channel, m) != &iso__collective_shm;
 }
 // Posts all chunks that may be posted. Returns whether it posted any.
 bool iso__channel_issue(iso__channel *channel);

@@ -2,6 +2,7 @@
 // How the items of a channel travel: in shared memory, in two levels, by pairwise exchange, or by
 // MPI's collectives; and what follows from that. Nothing here changes while exchanges are under
 // way.
+#include "comm/blocks.h"
 #include "comm/channel_impl.h"
 #include "comm/hierarchy.h"
 #include "comm/pairwise.h"
@@ -15,16 +16,19 @@ const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__ch
         iso__collective_choose(c->comm, m->given.data, blocks * m->given.bytes, m->given.dtype) ==
             &iso__collective_shm)
         return &iso__collective_shm;
-    return c->pairwise && m->given.operation == ISO__SUM ? &iso__collective_pairwise
-                                                         : &iso__collective_mpi;
+    bool alltoall = m->given.operation == ISO__ALLTOALL, sums = m->given.operation == ISO__SUM;
+    if (!sums && !alltoall && c->nodes > 0) return &iso__collective_blocks;
+    return c->pairwise && sums ? &iso__collective_pairwise : &iso__collective_mpi;
 }
 
 bool iso__channel_in_two_levels(const iso__channel *c, int i) {
-    return iso__channel_ops(c, &c->item[i]) == &iso__collective_hierarchy;
+    const iso__collective_ops *ops = iso__channel_ops(c, &c->item[i]);
+    return ops == &iso__collective_hierarchy ||
+           (ops == &iso__collective_blocks && c->nodes < c->comm->size);
 }
 
 bool iso__channel_in_pairs(const iso__channel *c, int i) {
-    if (iso__channel_in_two_levels(c, i))
+    if (iso__channel_ops(c, &c->item[i]) == &iso__collective_hierarchy)
         return iso__pairwise_is_best(c->comm->engine, c->hierarchy->nodes);
     return iso__channel_ops(c, &c->item[i]) == &iso__collective_pairwise;
 }
@@ -32,7 +36,10 @@ bool iso__channel_in_pairs(const iso__channel *c, int i) {
 void iso__channel_count(const iso__channel *c, int i, iso_traffic *to) {
     const iso__channel_entry *m = &c->item[i];
     const iso__collective_ops *ops = iso__channel_ops(c, m);
-    if (m->given.operation != ISO__SUM)
+    if (ops == &iso__collective_blocks)
+        iso__count_blocks_by_node(to, c->comm, m->given.bytes, c->nodes,
+                                  m->given.operation == ISO__NODE_SCATTER);
+    else if (m->given.operation != ISO__SUM)
         iso__count_blocks(to, c->comm, m->given.bytes);
     else if (ops == &iso__collective_hierarchy)
         iso__count_cost(to, c->comm, &c->hierarchy->cost, m->given.bytes);

@@ -227,8 +227,8 @@ static iso_status post_messages(iso_request *request) {
 static void complete_chunk(iso__engine *engine, int slot, int error) {
     iso_request *request = engine->owner[slot].request;
     engine->mpi[slot] = MPI_REQUEST_NULL;
-    if (engine->owner[slot].sum) {
-        iso__pairwise_count(engine->owner[slot].sum, error);
+    if (engine->owner[slot].stages) {
+        iso__stages_count(engine->owner[slot].stages, error);
         return;
     }
     if (error != MPI_SUCCESS) request->mpi_error = error;

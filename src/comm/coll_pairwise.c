@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Sums by pairwise exchange: pairwise.h.
-//
-// Ranks begin sums in one order, so the messages of the first stage match in that order. Those of
-// the second stage begin when the first one is complete, in an order of each rank's own; so the
-// tag tells which sum they belong to.
 #include "comm/pairwise.h"
 
 #include "comm/channel_impl.h"
 
 #include <string.h>
 
-#define SLICE_UNIT 16   // elements: slices begin on cache lines
-#define TURNS      8192 // of tags, two for each sum; the least that MPI must allow is 32767
+#define SLICE_UNIT 16 // elements: slices begin on cache lines
 
 bool iso__pairwise_is_best(const iso__engine *engine, int size) {
     bool power = (size & (size - 1)) == 0;
@@ -34,41 +29,25 @@ static size_t slice_count(const iso__pairwise_sum *s, int rank) {
 }
 
 static char *slice_of(const iso__pairwise_sum *s, int rank) {
-    return s->data + slice_at(s, rank) * s->request->unit;
+    return s->data + slice_at(s, rank) * s->base.request->unit;
 }
 
 // Where this rank receives its slice from another rank.
 static char *block_of(const iso__pairwise_sum *s, int rank) {
     int own = s->pool->rank;
-    return s->blocks + (size_t)(rank - (rank > own)) * slice_count(s, own) * s->request->unit;
+    return s->blocks + (size_t)(rank - (rank > own)) * slice_count(s, own) * s->base.request->unit;
 }
 
 // ---- Messages -------------------------------------------------------------------------------------
 
-static void list_message(iso__pairwise_sum *s) {
-    iso__engine *engine = s->pool->engine;
-    engine->owner[engine->in_flight++] = (iso__owner){s->request, s};
-    s->messages++;
-}
-
 static int send_slice(iso__pairwise_sum *s, int slice, int to) {
-    iso__engine *engine = s->pool->engine;
-    size_t count = slice_count(s, slice);
-    if (count == 0) return MPI_SUCCESS;
-    int rc = MPI_Isend(slice_of(s, slice), (int)count, iso__mpi_type(s->request->dtype), to,
-                       s->tag + s->summed, s->mpi, &engine->mpi[engine->in_flight]);
-    if (rc == MPI_SUCCESS) list_message(s);
-    return rc;
+    return iso__stages_send(&s->base, slice_of(s, slice), (int)slice_count(s, slice),
+                            iso__mpi_type(s->base.request->dtype), to, s->tag + s->summed);
 }
 
 static int receive_slice(iso__pairwise_sum *s, int slice, int from, char *to) {
-    iso__engine *engine = s->pool->engine;
-    size_t count = slice_count(s, slice);
-    if (count == 0) return MPI_SUCCESS;
-    int rc = MPI_Irecv(to, (int)count, iso__mpi_type(s->request->dtype), from, s->tag + s->summed,
-                       s->mpi, &engine->mpi[engine->in_flight]);
-    if (rc == MPI_SUCCESS) list_message(s);
-    return rc;
+    return iso__stages_receive(&s->base, to, (int)slice_count(s, slice),
+                               iso__mpi_type(s->base.request->dtype), from, s->tag + s->summed);
 }
 
 // Begins the messages of a stage. In step k each rank sends to the k-th rank after it, so that no
@@ -88,76 +67,30 @@ static int post_stage(iso__pairwise_sum *s) {
 
 // ---- Sum ------------------------------------------------------------------------------------------
 
-static int add_block(const iso__pairwise_sum *s, const char *block, char *sum) {
-    iso_dtype dtype = s->request->dtype;
-    return MPI_Reduce_local(block, sum, (int)slice_count(s, s->pool->rank), iso__mpi_type(dtype),
-                            iso__mpi_sum(s->pool->engine, dtype));
-}
-
-// Adds the blocks of neighbours, `pairs` times from the first one on; the sums move up.
-static int add_pairs(const iso__pairwise_sum *s, char **block, int pairs) {
-    for (int i = 0; i < pairs; i++) {
-        int rc = add_block(s, block[2 * i + 1], block[2 * i]);
-        if (rc != MPI_SUCCESS) return rc;
-        block[i] = block[2 * i];
-    }
-    return MPI_SUCCESS;
-}
-
 // Adds up this rank's slice in the order of isotherm/comm.h.
 static int add_slices(iso__pairwise_sum *s) {
-    int own = s->pool->rank, size = s->pool->size, power = 1;
+    int own = s->pool->rank, size = s->pool->size;
+    size_t count = slice_count(s, own);
     char **block = s->pool->block;
     for (int r = 0; r < size; r++) block[r] = r == own ? slice_of(s, own) : block_of(s, r);
-    while (2 * power <= size) power *= 2;
-    int beyond = size - power, rc = add_pairs(s, block, beyond);
-    for (int i = beyond; i < power; i++) block[i] = block[i + beyond];
-    for (int left = power / 2; rc == MPI_SUCCESS && left > 0; left /= 2)
-        rc = add_pairs(s, block, left);
+    int rc = iso__sum_in_order(s->pool->engine, block, size, (int)count, s->base.request->dtype);
     if (block[0] != slice_of(s, own))
-        memcpy(slice_of(s, own), block[0], slice_count(s, own) * s->request->unit);
+        memcpy(slice_of(s, own), block[0], count * s->base.request->unit);
     return rc;
 }
 
 // ---- Progress -------------------------------------------------------------------------------------
 
-// Tells the request, and leaves it. Messages that are still under way use the sum's memory, so it
-// stays taken until they are complete.
-static void end_sum(iso__pairwise_sum *s, int error) {
-    iso_request *request = s->request;
-    s->request = NULL;
-    s->taken = s->messages > 0;
-    if (error != MPI_SUCCESS) request->mpi_error = error;
-    request->under_way--;
-    if (request->hierarchy) return; // which still has to copy it
-    if (request->under_way == 0 && request->state == ISO_REQUEST_POSTED)
-        iso__request_complete(request);
-}
-
-static void advance_sum(iso__pairwise_sum *s) {
-    if (!s->request) { // given up
-        s->taken = s->messages > 0;
-        return;
-    }
-    int rc = s->error;
+static void advance_sum(iso__stages *stages) {
+    iso__pairwise_sum *s = iso_container_of(stages, iso__pairwise_sum, base);
+    int rc = stages->error;
     if (rc == MPI_SUCCESS && !s->summed) {
         rc = add_slices(s);
         s->summed = true;
         if (rc == MPI_SUCCESS) rc = post_stage(s);
-        if (rc == MPI_SUCCESS && s->messages > 0) return;
+        if (rc == MPI_SUCCESS && stages->messages > 0) return;
     }
-    end_sum(s, rc);
-}
-
-static bool advance_sums(iso__engine *engine) {
-    bool any = engine->stages_done != NULL;
-    while (engine->stages_done) {
-        iso__pairwise_sum *s = engine->stages_done;
-        engine->stages_done = s->next;
-        s->listed = false;
-        advance_sum(s);
-    }
-    return any;
+    iso__stages_end(stages, rc);
 }
 
 // ---- Post -----------------------------------------------------------------------------------------
@@ -165,7 +98,7 @@ static bool advance_sums(iso__engine *engine) {
 static iso__pairwise_sum *free_sum(const iso__pairwise *pairwise, int place) {
     int first = pairwise->fixed ? place : 0, end = pairwise->fixed ? place + 1 : pairwise->count;
     for (int i = first; i < end; i++)
-        if (!pairwise->sum[i].taken) return &pairwise->sum[i];
+        if (!pairwise->sum[i].base.taken) return &pairwise->sum[i];
     return NULL;
 }
 
@@ -175,30 +108,23 @@ bool iso__pairwise_has_room(const iso__pairwise *pairwise, int place) {
 
 bool iso__pairwise_is_in_use(const iso__pairwise *pairwise) {
     for (int i = 0; pairwise && i < pairwise->count; i++)
-        if (pairwise->sum[i].taken) return true;
+        if (pairwise->sum[i].base.taken) return true;
     return false;
 }
 
 int iso__pairwise_post(iso__pairwise *pairwise, int place, iso_request *request, size_t count,
                        MPI_Comm mpi) {
     iso__pairwise_sum *s = free_sum(pairwise, place);
-    s->request = request;
-    s->mpi = mpi;
+    s->base = (iso__stages){.engine = pairwise->engine,
+                            .request = request,
+                            .mpi = mpi,
+                            .taken = true,
+                            .advance = advance_sum};
     s->data = request->next;
     s->count = count;
-    s->tag = (int)(2 * (pairwise->turn++ % TURNS));
-    s->error = MPI_SUCCESS;
-    s->taken = true;
+    s->tag = ISO_STAGES_PAIRWISE + (int)(2 * (pairwise->turn++ % ISO_STAGES_TURNS));
     s->summed = false;
-    int rc = post_stage(s);
-    if (rc == MPI_SUCCESS) {
-        request->under_way++;
-        if (s->messages == 0) iso__pairwise_list(s);
-    } else {
-        s->request = NULL;
-        s->taken = s->messages > 0;
-    }
-    return rc;
+    return iso__stages_begun(&s->base, post_stage(s));
 }
 
 static iso_status post_chunk(iso_request *request) {
@@ -210,7 +136,8 @@ static iso_status post_chunk(iso_request *request) {
     return ISO_OK;
 }
 
-const iso__collective_ops iso__collective_pairwise = {.post = post_chunk, .progress = advance_sums};
+const iso__collective_ops iso__collective_pairwise = {.post = post_chunk,
+                                                      .progress = iso__stages_progress};
 
 // ---- Life -----------------------------------------------------------------------------------------
 

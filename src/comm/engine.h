@@ -11,12 +11,12 @@
 
 typedef struct iso__shared iso__shared;
 struct iso__hierarchy;
-struct iso__pairwise_sum;
+struct iso__stages;
 
 // Whose message or collective an MPI request is.
 typedef struct iso__owner {
     iso_request *request;
-    struct iso__pairwise_sum *sum; // a message of this sum; NULL: of none
+    struct iso__stages *stages; // a message of this exchange; NULL: of none
 } iso__owner;
 
 // One per process, attached to MPI_COMM_SELF, so that MPI_Finalize stops it.
@@ -41,12 +41,12 @@ typedef struct iso__engine {
     iso__owner *owner;
     int *completed;
     MPI_Status *statuses;
-    iso_request *oldest, *newest;       // everything that is not complete
-    uint64_t completions;               // of requests, so far
-    iso__shared *shared;                // all memory that is shared with other ranks
-    struct iso__channel *channels;      // all channels
-    struct iso__hierarchy *hierarchies; // of channels, hierarchy.h
-    struct iso__pairwise_sum *stages_done, *last_stage_done; // pairwise.h: messages are complete
+    iso_request *oldest, *newest;                      // everything that is not complete
+    uint64_t completions;                              // of requests, so far
+    iso__shared *shared;                               // all memory that is shared with other ranks
+    struct iso__channel *channels;                     // all channels
+    struct iso__hierarchy *hierarchies;                // of channels, hierarchy.h
+    struct iso__stages *stages_done, *last_stage_done; // stages.h: messages are complete
     iso_request *chunks_done, *last_chunk_done; // of channels: complete, but not finished yet
     iso_request *free_list;
     int promised;             // MPI requests that there is room for, whatever else is in flight

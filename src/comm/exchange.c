@@ -51,7 +51,7 @@ int iso__mpi_gather(iso_request *request, int count, MPI_Comm mpi, MPI_Request *
 
 void iso__sum_blocks(void *out, const void *blocks, size_t bytes, int count, iso_dtype dtype) {
     size_t n = bytes / iso_dtype_size(dtype);
-    memcpy(out, blocks, bytes);
+    if (out != blocks) memcpy(out, blocks, bytes);
     for (int b = 1; b < count; b++) {
         const void *block = (const char *)blocks + (size_t)b * bytes;
         float *f = out;

@@ -2,13 +2,16 @@
 # Communicators, requests, progress and collectives: the only folder that calls MPI.
 libiso_core_la_SOURCES += \
     src/comm/await.c \
+    src/comm/blocks.h \
     src/comm/broadcast_list.c \
     src/comm/broadcast_long.c \
     src/comm/channel.c \
     src/comm/channel.h \
     src/comm/channel_impl.h \
     src/comm/channel_chunks.c \
+    src/comm/channel_places.c \
     src/comm/channel_ways.c \
+    src/comm/coll_blocks.c \
     src/comm/coll_hierarchy.c \
     src/comm/coll_message.c \
     src/comm/coll_mpi.c \
@@ -49,10 +52,13 @@ libiso_core_la_SOURCES += \
     src/comm/shared_impl.h \
     src/comm/step_limit.c \
     src/comm/step_limit.h \
+    src/comm/stages.c \
+    src/comm/stages.h \
     src/comm/stop.c \
     src/comm/stall.c \
     src/comm/stall.h \
     src/comm/sum16.c \
+    src/comm/sum_order.c \
     src/comm/topology.c \
     src/comm/traffic.c \
     src/comm/traffic.h \

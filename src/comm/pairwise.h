@@ -10,7 +10,7 @@
 #ifndef ISO_PAIRWISE_H
 #define ISO_PAIRWISE_H
 
-#include "comm/request.h"
+#include "comm/stages.h"
 
 // The most ranks that sum this way. Each of the 2 (P - 1) messages of a sum costs a rank work, so
 // long data is cut into sums of up to ISO_PAIRWISE_SLICE bytes for each rank, and its messages have
@@ -20,16 +20,13 @@
 
 // One sum.
 typedef struct iso__pairwise_sum {
+    iso__stages base;
     struct iso__pairwise *pool;
-    iso_request *request; // that it belongs to; NULL: given up, or free
-    MPI_Comm mpi;
     char *data;
     size_t count; // elements
     char *blocks; // this rank's slice of the other ranks' data
-    int tag, messages, error;
-    bool taken, summed; // summed: in the second stage
-    bool listed;        // in the engine's list
-    struct iso__pairwise_sum *next;
+    int tag;
+    bool summed; // in the second stage
 } iso__pairwise_sum;
 
 // The sums that can be under way at once on one communicator. The engine's lock guards it.
@@ -71,22 +68,6 @@ bool iso__pairwise_is_in_use(const iso__pairwise *pairwise); // so that MPI may 
 // request has one more part under way then. Returns an MPI return code.
 int iso__pairwise_post(iso__pairwise *pairwise, int place, iso_request *request, size_t count,
                        MPI_Comm mpi);
-// Progress looks at the sum next.
-static inline void iso__pairwise_list(iso__pairwise_sum *sum) {
-    if (sum->listed) return;
-    iso__engine *engine = sum->pool->engine;
-    sum->listed = true;
-    sum->next = NULL;
-    *(engine->stages_done ? &engine->last_stage_done->next : &engine->stages_done) = sum;
-    engine->last_stage_done = sum;
-}
-// A message of the sum is complete.
-static inline void iso__pairwise_count(iso__pairwise_sum *sum, int error) {
-    sum->messages--;
-    if (error != MPI_SUCCESS) sum->error = error;
-    if (sum->messages == 0 || error != MPI_SUCCESS) iso__pairwise_list(sum);
-}
-
 extern const iso__collective_ops iso__collective_pairwise; // for chunks of a channel
 
 #endif

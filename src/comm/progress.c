@@ -4,7 +4,7 @@
 #include "base/recording.h"
 #include "comm/channel_impl.h"
 #include "comm/hierarchy.h"
-#include "comm/pairwise.h"
+#include "comm/stages.h"
 #include "comm/step_limit.h"
 
 #include <isotherm/trace.h>
@@ -40,7 +40,7 @@ void iso__engine_test_all(iso__engine *engine) {
     bool more;
     do {
         iso__collective_mpi.progress(engine);
-        more = iso__collective_pairwise.progress(engine);
+        more = iso__stages_progress(engine);
         more = iso__collective_shm.progress(engine) || more;
         more = iso__collective_hierarchy.progress(engine) || more;
         more = iso__channels_issue(engine) || more; // completed chunks have made room

@@ -74,8 +74,9 @@ void iso__request_complete(iso_request *request);
 int iso__request_post_part(iso_request *request, size_t most, MPI_Comm mpi, int slot);
 void iso__request_release(iso__engine *engine, iso_request **request);
 
-// ---- coll_mpi.c, coll_pairwise.c, coll_shm.c, coll_hierarchy.c ----
-// How exchanges are carried out: collectives of MPI (coll_mpi.c), messages (coll_pairwise.c),
+// ---- coll_mpi.c, coll_pairwise.c, coll_blocks.c, coll_shm.c, coll_hierarchy.c ----
+// How exchanges are carried out: collectives of MPI (coll_mpi.c), messages (coll_pairwise.c,
+// coll_blocks.c),
 // shared memory (coll_shm.c), or shared memory in nodes and one of the first two between them
 // (coll_hierarchy.c). With the lock held.
 typedef struct iso__collective_ops {
@@ -98,9 +99,16 @@ void iso__message_continue(const iso_request *request, int slot);
 int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
 int iso__mpi_scatter(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
 int iso__mpi_gather(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
-// out = block 0 + block 1 + ..., which are adjacent, of f32 or f64.
+// out = block 0 + block 1 + ..., which are adjacent, of f32 or f64. out may be block 0.
 void iso__sum_blocks(void *out, const void *blocks, size_t bytes, int count, iso_dtype dtype);
 MPI_Datatype iso__mpi_type(iso_dtype dtype); // MPI_DATATYPE_NULL if the type cannot be summed
 MPI_Op iso__mpi_sum(const iso__engine *engine, iso_dtype dtype);
+
+// ---- sum_order.c ----
+// Sums blocks of `count` elements into the first one, in the order of isotherm/comm.h, which gives
+// the bits of Rabenseifner's all-reduce. Changes the other blocks, and the array. Returns an MPI
+// return code.
+int iso__sum_in_order(const iso__engine *engine, char **block, int blocks, int count,
+                      iso_dtype dtype);
 
 #endif

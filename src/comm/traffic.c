@@ -204,6 +204,15 @@ void iso__count_blocks(iso_traffic *to, const iso_comm *comm, size_t bytes) {
     to->bytes_between_nodes += (int64_t)bytes * comm->elsewhere;
 }
 
+// Inside the node, a rank's blocks for each node go to every other rank, or come from it; between
+// nodes, one block for each other node.
+void iso__count_blocks_by_node(iso_traffic *to, const iso_comm *comm, size_t bytes, int nodes,
+                               bool in_nodes) {
+    int64_t across = (int64_t)bytes * (nodes - 1);
+    to->bytes_sent += (int64_t)bytes * (comm->size - 1) + (in_nodes ? across : 0);
+    to->bytes_between_nodes += in_nodes ? 2 * across : across;
+}
+
 void iso__count_message(iso_traffic *to, const iso_comm *comm, int rank, size_t bytes) {
     bool here = !comm->node_of || comm->node_of[rank] == comm->node_of[comm->rank];
     to->bytes_sent += rank == comm->rank ? 0 : (int64_t)bytes;

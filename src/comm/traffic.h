@@ -44,6 +44,9 @@ void iso__count_cost(iso_traffic *to, const iso_comm *comm, const iso__sum_cost 
                      size_t bytes);
 // `bytes` from this rank to each other rank: all-to-all, all-gather, broadcast by this rank.
 void iso__count_blocks(iso_traffic *to, const iso_comm *comm, size_t bytes);
+// The same between so many equal nodes (blocks.h). in_nodes: a scatter among the ranks of each.
+void iso__count_blocks_by_node(iso_traffic *to, const iso_comm *comm, size_t bytes, int nodes,
+                               bool in_nodes);
 // `bytes` from this rank to another rank of comm.
 void iso__count_message(iso_traffic *to, const iso_comm *comm, int rank, size_t bytes);
 

@@ -201,7 +201,7 @@ bool iso__scopes_destroy(iso__scopes **pointer) {
 // ---- What the layout asks ---------------------------------------------------------------------------
 
 size_t iso__scopes_unit(const iso__scopes *s) {
-    return s->zero ? UNIT * (size_t)iso_comm_size(iso__scopes_owners(s)) : s->unit;
+    return s->zero ? UNIT * (size_t)iso_comm_size(s->world) : s->unit;
 }
 
 bool iso__scopes_may_share(const iso__scopes *s) {
@@ -296,36 +296,26 @@ static iso_status make_host(iso__scopes *s, const iso__transport_setup *setup, i
 
 // What brings the whole average to each rank; *out remains NULL if reduce-scatters suffice. In
 // nodes, they do if no memory could be shared anyway (stages 2 and 3).
-static iso_status make_whole(iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
+static iso_status make_whole(iso__scopes *s, const iso__transport_setup *setup,
                              const iso__zero_ranks *ranks, iso__transport **out) {
+    iso_comm *comm = ranks->all;
+    bool alone = iso_comm_size(ranks->owners) == 1; // on every node, as nodes are equal
     if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
     if (ranks->owners == comm) return s->converts ? maker_of(s)(setup, comm, out) : ISO_OK;
-    return ranks->across ? ISO_OK : make_sums(s, setup, comm, out);
-}
-
-static iso_status find_owners(iso__scopes *s, const iso__store *store, iso_comm *comm,
-                              iso__zero_ranks *out) {
-    *out = (iso__zero_ranks){.owners = s->in_nodes ? s->node : comm};
-    bool alone = iso_comm_size(out->owners) == 1; // on every node, as nodes are equal
-    if (out->owners == comm || alone || s->converts || !store->pages) return ISO_OK;
-    if (!s->topology) ISO_TRY(iso__topology_create(s->world, NULL, false, &s->topology));
-    out->across = s->topology->leaders[s->topology->local_rank];
-    return ISO_OK;
+    bool scatters = setup->store->pages && !s->converts && !alone;
+    return scatters ? ISO_OK : make_sums(s, setup, comm, out);
 }
 
 static iso_status make_zero(iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
                             iso__transport **out) {
     iso__transport *sums = NULL;
-    iso__zero_ranks ranks;
+    const iso__zero_ranks ranks = {.owners = s->in_nodes ? s->node : comm, .all = comm};
     if (s->device) say_once(s, "through the host, where ZeRO divides them");
-    ISO_TRY(find_owners(s, setup->store, comm, &ranks));
-    ISO_TRY(make_whole(s, setup, comm, &ranks, &sums));
+    ISO_TRY(make_whole(s, setup, &ranks, &sums));
     iso__transport *made = sums;
     iso_status status = ISO_OK;
     if (iso_comm_size(ranks.owners) > 1) status = iso__transport_zero(setup, &ranks, sums, &made);
-    if (status < 0) made = sums;
-    if (ranks.owners != comm) status = iso_comm_agree(comm, status); // the nodes, each for itself
-    if (status < 0) iso__transport_destroy(&made);
+    if (status < 0) iso__transport_destroy(&sums);
     ISO_TRY(status);
     *out = made;
     return iso_comm_agree(comm, stage_arena(setup, out));

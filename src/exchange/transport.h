@@ -119,11 +119,9 @@ typedef struct iso__transport_ops {
     // call that succeeds reports times.
     iso_status (*arrive)(iso__transport *self, int bucket, const iso__idle *idle, double *left,
                          iso__exchange_times *times);
-    // For stages 2 and 3 of ZeRO, so NULL with a device. Whether nothing needs the other ranks'
-    // shards of a posted bucket any more (never before it is back, if `whole` is set). The other
-    // call waits until then; all buckets before this one must be posted, and arrive() must follow.
-    bool (*is_scattered)(const iso__transport *self, int bucket);
-    iso_status (*await_scattered)(iso__transport *self, int bucket);
+    // For stage 2 of ZeRO, so NULL with a device. Waits until is_back(); then arrive() must follow.
+    // All buckets before this one must be posted.
+    iso_status (*await_back)(iso__transport *self, int bucket);
     // Only if the transport divides updates among the ranks (ZeRO: shards > 0). Then arrive()
     // brings only the result of this rank's shard of the bucket. publish() is local: it sends what
     // the caller has written into the shard to all ranks. The bucket must have arrived, and must be
@@ -161,7 +159,8 @@ struct iso__transport {
     // With ZeRO: the number of equal shards of a bucket, and which one this rank updates. Without
     // ZeRO, shards is 0.
     int shards, shard;
-    bool whole; // with ZeRO: arrive() makes the result from the whole bucket, as a hook does
+    bool whole; // with ZeRO: arrive() makes the result from the whole bucket, as a hook does;
+                // false: once is_back(), nothing needs the other ranks' shards of it
 };
 
 // A shard of a bucket: bytes of the store.

@@ -54,20 +54,19 @@ iso_status iso__transport_none(const iso__transport_setup *setup, iso__transport
 iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm,
                                iso__transport **out);
 
-// The ranks that divide updates, with ZeRO.
+// With ZeRO, the ranks that divide updates, and those whose gradients are averaged: the same, or
+// those of one of several nodes with equally many ranks, and all ranks of these. All of them are
+// located.
 typedef struct iso__zero_ranks {
-    iso_comm *owners; // all ranks whose gradients are averaged, or those of this rank's node
-    iso_comm *across; // if owners are those of one of several nodes: the ranks of all nodes with
-                      // the same rank in owners; all nodes have equally many. NULL: there are no
-                      // others, or the transport `sums` reaches them. Must be located
+    iso_comm *owners, *all;
 } iso__zero_ranks;
 
-// Collective over owners; with `across`, over the ranks of all nodes. As iso__transport_host, with
-// updates divided among the ranks (ZeRO): each rank gets the sum of its shard, and the transport
-// gathers the values that the ranks compute from these sums. No bucket may have a tail, and the
-// size of every bucket must be a multiple of 64 bytes times the number of owners. If `sums` is not
-// NULL, it brings the whole average instead: one of the two transports of the host, over owners or
-// more ranks. Owns sums on success. On failure the caller still owns it.
+// Collective over all. As iso__transport_host, with updates divided among the ranks (ZeRO): each
+// rank gets the sum of its shard, and the transport gathers the values that the ranks compute from
+// these sums. No bucket may have a tail, and the size of every bucket must be a multiple of 64
+// bytes times the number of all ranks. If `sums` is not NULL, it brings the whole average instead:
+// one of the two transports of the host, over all. Owns sums on success. On failure the caller
+// still owns it.
 iso_status iso__transport_zero(const iso__transport_setup *setup, const iso__zero_ranks *ranks,
                                iso__transport *sums, iso__transport **out);
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Scatters, gathers and all-to-alls of channels: blocks of random length, in shared memory and by
-// messages.
+// Scatters, gathers and all-to-alls of channels: blocks of random length, in shared memory, by
+// messages, and in two levels.
 #include "common/channel_fixture.h"
 #include "common/mpi_fixture.h"
 #include "common/shared_fixture.h"
+
+#include "comm/traffic.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -22,6 +24,7 @@ TestSuite(np1_blocks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeou
 TestSuite(np2_blocks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_blocks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np4_blocks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np6_blocks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_blocks_poll, .init = setup_poll, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np4_blocks_off, .init = setup_off, .fini = test_mpi_teardown, .timeout = 60);
 
@@ -57,15 +60,48 @@ static double given(const rig *r, int rank, int i, size_t k) {
     return (double)shared_value(rank, ITEMS * r->round + i, k);
 }
 
-// In the order of the ranks, which the bits tell.
-static double summed(const rig *r, int i, size_t k) {
-    double d = given(r, 0, i, k);
-    float f = (float)d;
-    for (int rank = 1; rank < test_size; rank++) {
+// ---- Nodes ------------------------------------------------------------------------------------------
+
+static int nodes = 1; // of the channels' ranks
+static bool in_turn;  // rank r is on node r % nodes; false: nodes have adjacent ranks
+
+static int node_of(int rank) { return in_turn ? rank % nodes : rank * nodes / test_size; }
+
+static void seat_on(int count, bool turns) {
+    int64_t node[8];
+    nodes = count;
+    in_turn = turns;
+    for (int r = 0; r < test_size; r++) node[r] = node_of(r);
+    iso_assert_ok(iso__comm_place(test_comm, node));
+}
+
+// A node's sum is in the order of its ranks.
+static double node_sum(const rig *r, int node, int i, size_t k) {
+    double d = 0;
+    float f = 0;
+    for (int rank = 0; rank < test_size; rank++) {
+        if (node_of(rank) != node) continue;
         d += given(r, rank, i, k);
         f += (float)given(r, rank, i, k);
     }
     return r->dtype == ISO_F64 ? d : (double)f;
+}
+
+// Those of nodes are added in the order of isotherm/comm.h: of 2 to 6 nodes, the first ones beyond
+// a power of two with their neighbours, and then in pairs. The bits tell.
+static double summed(const rig *r, int i, size_t k) {
+    double sum[8];
+    int left = nodes, power = 1;
+    while (2 * power <= nodes) power *= 2;
+    for (int n = 0; n < nodes; n++) sum[n] = node_sum(r, n, i, k);
+    for (int pairs = nodes - power; left > 1; pairs = left / 2) {
+        for (int n = 0; n < left - pairs; n++) {
+            double a = n < pairs ? sum[2 * n] : sum[n + pairs], b = n < pairs ? sum[2 * n + 1] : 0;
+            sum[n] = r->dtype == ISO_F64 ? a + b : (double)((float)a + (float)b);
+        }
+        left -= pairs;
+    }
+    return sum[0];
 }
 
 static void create(rig *r, bool shared, iso_dtype dtype, size_t chunk, size_t window) {
@@ -187,6 +223,48 @@ Test(np3_blocks, in_shared_memory) { many(true, ISO_F32, 10); }
 Test(np4_blocks, in_shared_memory) { many(true, ISO_F32, 6); }
 Test(np3_blocks_poll, in_shared_memory) { many(true, ISO_F32, 10); }
 Test(np4_blocks_off, in_shared_memory) { many(true, ISO_F32, 6); }
+
+// ---- Two levels -------------------------------------------------------------------------------------
+
+static void many_on_nodes(int count, iso_dtype dtype) {
+    for (int turns = 0; turns < 2; turns++) {
+        seat_on(count, turns);
+        many(false, dtype, test_size > 4 ? 1 : 2);
+    }
+}
+
+Test(np4_blocks, on_two_nodes) { many_on_nodes(2, ISO_F32); }
+Test(np4_blocks_off, on_two_nodes) { many_on_nodes(2, ISO_F64); }
+Test(np6_blocks, on_two_nodes) { many_on_nodes(2, ISO_F64); }
+Test(np6_blocks, on_three_nodes) { many_on_nodes(3, ISO_F32); }
+Test(np6_blocks, on_nodes_of_one_rank) { many_on_nodes(6, ISO_F32); }
+Test(np4_blocks, on_nodes_of_one_rank) { many_on_nodes(4, ISO_F64); }
+
+// A block crosses between two nodes once. On unequal nodes there is one level.
+static void count_bytes(bool equal) {
+    for (int kind = 0; kind < KINDS; kind++) {
+        rig r;
+        iso_traffic sent = {0};
+        create(&r, false, ISO_F32, 400, 3000);
+        iso__channel_count(r.channel[kind], number_of(kind, 1), &sent);
+        int64_t bytes = (int64_t)(r.block[1] * sizeof(float)), beside = 0;
+        for (int rank = 0; rank < test_size; rank++) beside += node_of(rank) == node_of(test_rank);
+        iso_assert_all(iso__channel_in_two_levels(r.channel[kind], 0) == equal);
+        iso_assert_all(sent.bytes_sent == (test_size - 1) * bytes);
+        iso_assert_all(sent.bytes_between_nodes ==
+                       (equal ? nodes - 1 : test_size - beside) * bytes);
+        destroy(&r);
+    }
+}
+Test(np6_blocks, blocks_cross_once) {
+    seat_on(3, true);
+    count_bytes(true);
+}
+Test(np3_blocks, unequal_nodes_have_one_level) {
+    seat_on(2, false);
+    count_bytes(false);
+    many(false, ISO_F32, 3);
+}
 
 // ---- All-to-all -------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ static void share_in_nodes(iso_data_parallel_config *dp) {
     dp->zero = ZERO_STAGE;
     dp->zero_scope = ISO_SCOPE_NODE;
 }
-static void share_among_all(iso_data_parallel_config *dp) { dp->zero = 1; }
+static void share_among_all(iso_data_parallel_config *dp) { dp->zero = ZERO_STAGE; }
 
 static void set_nodes(int ranks_per_node) {
     char text[16];
@@ -105,6 +105,24 @@ static void all_scopes(int ranks_per_node) {
 Test(np2_zero_nodes, equals_a_run_without) { all_scopes(1); }
 Test(np2_zero_nodes, one_node_equals_a_run_without) { all_scopes(2); }
 Test(np4_zero_nodes, equals_a_run_without) { all_scopes(2); }
+
+// All ranks divide, of several nodes. Sums in two levels have one order.
+static void divides_among_nodes(void) {
+    set_nodes(2);
+    setenv("ISO_NODE_COLLECTIVE", "shm", 1);
+    for (int i = 0; i < 4; i++) {
+        trainer_config config = config_of(i & 1 ? ISO_ADAM : ISO_SGD);
+        config.scope = ISO_SCOPE_WORLD;
+        config.sync = i & 2 ? ISO_SYNC_BLOCKING : ISO_SYNC_LAZY;
+        uint64_t plain = own_hash_of(&config);
+        config.adjust = share_among_all;
+        iso_assert_all(own_hash_of(&config) == plain);
+        config.adjust = share_in_nodes;
+        iso_assert_all(own_hash_of(&config) == plain);
+    }
+}
+Test(np4_zero_nodes, all_ranks_divide) { divides_among_nodes(); }
+Test(np6_zero_nodes, all_ranks_divide) { divides_among_nodes(); }
 
 // Two levels of sums, hooks that convert, and pieces of parameters.
 Test(np4_zero_nodes, buckets_and_hooks_do_not_matter) {

@@ -194,7 +194,7 @@ static iso_status await_room(iso__round *r) {
     int b = iso__zero_crowded_by(r->zero);
     if (r->unheld || b < 0 || !may_await(r, b)) return ISO_OK;
     while (status == ISO_OK && b >= 0 && may_await(r, b)) {
-        status = iso__zero_await_scattered(r->zero, b);
+        status = iso__zero_await_back(r->zero, b);
         b = iso__zero_crowded_by(r->zero);
     }
     iso__planner_waited(r->with.planner, start);

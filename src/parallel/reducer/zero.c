@@ -125,7 +125,7 @@ void iso__zero_trim(iso__zero *z) {
     while (z->holds && z->count > 0) {
         int bucket = z->left[z->first];
         bool whole = z->holds[bucket];
-        if (whole && (t->whole || !t->ops->is_scattered(t, bucket))) return;
+        if (whole && (t->whole || !t->ops->is_back(t, bucket))) return;
         if (whole) drop_others(z, bucket);
         z->first = (z->first + 1) % z->layout->bucket_count;
         z->count--;
@@ -137,8 +137,8 @@ int iso__zero_crowded_by(const iso__zero *z) {
     return crowded ? z->left[z->first] : -1;
 }
 
-iso_status iso__zero_await_scattered(iso__zero *z, int bucket) {
-    ISO_TRY(z->transport->ops->await_scattered(z->transport, bucket));
+iso_status iso__zero_await_back(iso__zero *z, int bucket) {
+    ISO_TRY(z->transport->ops->await_back(z->transport, bucket));
     iso__zero_trim(z);
     return ISO_OK;
 }

@@ -42,9 +42,9 @@ void iso__zero_trim(iso__zero *z);
 // A bucket has arrived: drops the shards of the other ranks.
 void iso__zero_arrived(iso__zero *z, int bucket);
 // Buckets whose other shards are not dropped yet have more bytes than they may: returns the one to
-// wait for (iso__zero_await_scattered), otherwise -1.
+// wait for (iso__zero_await_back), otherwise -1.
 int iso__zero_crowded_by(const iso__zero *z); // accepts NULL
-iso_status iso__zero_await_scattered(iso__zero *z, int bucket);
+iso_status iso__zero_await_back(iso__zero *z, int bucket);
 // Whether gradients are divided.
 bool iso__zero_divides_gradients(const iso__zero *z); // accepts NULL
 // Whether this bucket may be published now, that is, beside those whose values are under way. If
