@@ -56,6 +56,24 @@ result $? "and that had other activations"
 run_alone "$train" --data colour --model lenet --quiet --steps 2 --load lenet
 [ "$status" != 0 ] && grep -q 'lenet has the activations tanh,elu, and this network relu: give --activations tanh,elu' stderr
 result $? "train does not load it into a network of others"
+# The number of a choice is the f32 at its offset behind the header.
+cp lenet chosen
+header=$(od -An -tu4 -N4 lenet)
+offset=$(sed -n '1s/.*"act1\.choice":{[^}]*"data_offsets":\[\([0-9]*\),.*/\1/p' lenet)
+printf '\000\000\340\100' | dd of=chosen bs=1 seek=$((header + 8 + offset)) conv=notrunc 2>dump # 7
+refused "a choice that no activation has" "chosen is damaged: a layer's choice is none of its activations$" \
+    --checkpoint chosen colour/t10k-images-idx?-ubyte
+run_alone "$train" --data colour --model lenet --quiet --steps 2 --load chosen --activations tanh,elu
+[ "$status" != 0 ] && grep -q "^train: chosen is damaged: a layer's choice is none of its activations; load another file$" stderr
+result $? "and train refuses it with one sentence"
+# As one that PyTorch wrote, of a single function.
+run_alone "$train" --data colour --model lenet --quiet --steps 20 --overwrite --checkpoint single --activations elu
+run_alone "$predict" --checkpoint single colour/t10k-images-idx?-ubyte
+cp stdout told
+sed 's/"isotherm\.activations/"isothermXactivations/' single >unknown
+run_alone "$predict" --checkpoint unknown colour/t10k-images-idx?-ubyte --activations elu
+[ "$status" = 0 ] && cmp -s stdout told
+result $? "an option gives the activations that a file without metadata does not name"
 agrees resnet18 colour 1 --steps 6 --batch 8
 agrees mlp grey 1 --steps 30 --dtype f64
 grep -aq '"F64"' mlp
@@ -203,7 +221,7 @@ result $? "--help is printed beside other options, too"
 run_alone "$predict" --version --threads 2
 [ "$status" = 0 ] && grep -q '^isotherm [0-9]' stdout && [ ! -s stderr ]
 result $? "so is --version"
-[ "$(grep -c '^  --' help)" = 13 ] && ! grep -vE '^  --[a-z-]+( [^ ]+)?$|^  --.{24}[^ ]|^ {28}[^ ]|^[^ ]|^$' help
+[ "$(grep -c '^  --' help)" = 14 ] && ! grep -vE '^  --[a-z-]+( [^ ]+)?$|^  --.{24}[^ ]|^ {28}[^ ]|^[^ ]|^$' help
 result $? "its columns are straight"
 run_alone "$predict" --help
 [ "$status" = 0 ] && [ "$(grep -c '^  --checkpoint ' stdout)" = 1 ]

@@ -19,7 +19,7 @@ enum { BATCH = 100, LARGEST_TOP = 1000 };
 // What is not given and has no default stays NULL or -1, and is what the checkpoint says where it
 // can say it.
 typedef struct options {
-    const char *checkpoint, *data, *labels, *model, *mean, *std, *device;
+    const char *checkpoint, *data, *labels, *model, *activations, *mean, *std, *device;
     int64_t classes, threads, top_k;
     bool logits, help, version;
     bool has_top_k;
@@ -65,6 +65,8 @@ static const iso_setting table[] = {
          "Only for checkpoints written by PyTorch (checkpoints of train contain these settings):"},
     {OPTION(CHOICE, "model", model), .choices = MODEL_NAMES,
      .meaning = "network of the checkpoint"},
+    {OPTION(TEXT, "activations", activations), .choices = "NAME,...",
+     .meaning = "functions of hidden layers, as of train (default: relu)"},
     {CLASSES, .meaning = "number of classes (default: outputs of the network's last layer)"},
     {OPTION(TEXT, "mean", mean), .choices = "X,X,...",
      .meaning = "pixel mean (0 to 1) used in training: one value, or one per channel"},
@@ -177,7 +179,7 @@ static iso_status check_metadata(const prediction *p) {
                    {"isotherm.std", given->std},
                    {"isotherm.dtype", false},
                    {"isotherm.shape", false},
-                   {"isotherm.activations", given->model}};
+                   {"isotherm.activations", given->model || given->activations}};
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++)
         if (!entries[i].replaced)
             TRY(predict_metadata_check(&p->dict, given->checkpoint, entries[i].key));
@@ -309,6 +311,9 @@ static iso_status find_classes(prediction *p, const char *model) {
 
 static iso_status load_parameters(prediction *p, const char *model) {
     iso_status status = iso_module_load_state_dict(p->model, &p->dict, true, NULL);
+    if (status >= 0 && !model_choices_fit(p->model))
+        FAIL(ISO_ERR_FORMAT, "%s is damaged: a layer's choice is none of its activations",
+             p->given.checkpoint);
     if (status != ISO_ERR_MISMATCH) return status;
     char why[sizeof(iso_last_error()->message)];
     snprintf(why, sizeof(why), "%s", iso_last_error()->message);
@@ -317,6 +322,7 @@ static iso_status load_parameters(prediction *p, const char *model) {
 
 // NULL: relu. They belong to the model of the metadata.
 static const char *activations_of(const prediction *p) {
+    if (p->given.activations) return p->given.activations;
     return p->given.model ? NULL : iso_state_dict_metadata(&p->dict, "isotherm.activations");
 }
 

@@ -13,10 +13,6 @@
 
 enum { SHOWN = 60 };
 
-static bool are_activations(const char *text) {
-    const char *unknown;
-    return model_activations_fit(text, &unknown);
-}
 static bool is_model(const char *text) { return iso_setting_among(text, MODEL_NAMES); }
 static bool is_dtype(const char *text) { return iso_setting_among(text, "f32|f64"); }
 
@@ -43,7 +39,7 @@ static const struct {
     bool (*fits)(const char *text);
 } entries[] = {
     {"isotherm.model", MODEL_NAMES, is_model},
-    {"isotherm.activations", MODEL_ACTIVATIONS ", separated by commas", are_activations},
+    {"isotherm.activations", MODEL_ACTIVATIONS_RULE, model_activations_fit},
     {"isotherm.dtype", "f32|f64", is_dtype},
     {"isotherm.shape", "channels, height and width", is_shape},
     {"isotherm.classes", "a number of classes", is_count},

@@ -8,12 +8,14 @@
 
 enum { MOST_LAYERS = 16 };
 
+enum { MOST_FUNCTIONS = 16 };
+
 typedef struct layer_list {
     iso_layer item[MOST_LAYERS];
     int count;
-    iso_layer function[MODEL_CHOICES]; // of hidden layers
-    int functions, acts;               // 0 functions: relu; the activations so far
-    char act[MOST_LAYERS][16];         // their names
+    iso_layer function[MOST_FUNCTIONS]; // of hidden layers
+    int functions, acts;                // 0 functions: relu; the activations so far
+    char act[MOST_LAYERS][16];          // their names
 } layer_list;
 
 // Another function than relu is a layer of its own, or a Choice of several.
@@ -103,24 +105,22 @@ static int find_function(const char *name, size_t length) {
     return -1;
 }
 
-bool model_activations_fit(const char *text, const char **unknown) {
-    for (int count = 1;; count++) {
+bool model_activations_fit(const char *text) {
+    bool given[FUNCTIONS] = {false};
+    for (;; text++) {
         size_t length = strcspn(text, ",");
-        *unknown = text;
-        if (find_function(text, length) < 0 || count > MODEL_CHOICES) return false;
-        if (!text[length]) return true;
-        text += length + 1;
+        int i = find_function(text, length);
+        if (i < 0 || given[i]) return false;
+        given[i] = true;
+        text += length;
+        if (!*text) return true;
     }
 }
 
 // Alternatives are named as in the list, so checkpoints say what a choice means.
 static iso_status list_functions(layer_list *list, const char *text) {
-    const char *unknown;
-    if (!model_activations_fit(text, &unknown))
-        return iso_error_set(ISO_ERR_ARG,
-                             "activations %s: give 1 to %d of " MODEL_ACTIVATIONS
-                             ", separated by commas",
-                             text, MODEL_CHOICES);
+    if (!model_activations_fit(text))
+        return iso_error_set(ISO_ERR_ARG, "activations %s: give " MODEL_ACTIVATIONS_RULE, text);
     for (const char *at = text;; at++) {
         size_t length = strcspn(at, ",");
         int i = find_function(at, length);
@@ -152,6 +152,11 @@ iso_status model_activations_text(iso_module *model, char *text, size_t room) {
     activations_text t = {text, room, 0};
     text[0] = 0;
     return iso_module_walk(model, add_choice, &t);
+}
+
+bool model_choices_fit(iso_module *model) {
+    char text[256];
+    return model_activations_text(model, text, sizeof(text)) >= 0;
 }
 
 // ---- By name ------------------------------------------------------------------------------------

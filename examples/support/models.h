@@ -10,6 +10,8 @@
 #define MODELS_WITH_NORMS "resnet18|resnet50"
 #define MODELS_OF_A_LIST  "mlp|cnn|lenet"
 #define MODEL_ACTIVATIONS "relu, leaky_relu, elu, silu, gelu, tanh or sigmoid"
+#define MODEL_ACTIVATIONS_RULE                                                                     \
+    "one or more of " MODEL_ACTIVATIONS ", separated by commas, each once"
 
 // "mlp": two hidden layers of 512. "cnn": the network of PyTorch's MNIST example (two 3x3
 // convolutions, max-pool, two linear layers); `dropout` adds that example's dropouts (0.25 and
@@ -38,10 +40,10 @@ iso_status model_resnet50(iso_device *device, const iso_dataset_info *data, iso_
                           iso_module **out);
 // Whether the images are large enough for the model of that name.
 bool model_fits(const char *name, const iso_dataset_info *data);
-// Whether `text` is a list for `activations`: 1 to MODEL_CHOICES names. *unknown: the place of the
-// first name that is none.
-enum { MODEL_CHOICES = 16 };
-bool model_activations_fit(const char *text, const char **unknown);
+// Whether `text` is a list for `activations`: names, each once.
+bool model_activations_fit(const char *text);
+// Whether every Choice of the model has one of its alternatives; a damaged file may give another.
+bool model_choices_fit(iso_module *model);
 // Which activations the Choices of the model have, "act1 elu, act2 tanh"; "" without a Choice.
 iso_status model_activations_text(iso_module *model, char *text, size_t room);
 // The name of the first parameter that holds a NaN or an infinity, "" if none does.

@@ -46,11 +46,9 @@ static iso_status check_strategy(const train_options *o) {
 }
 
 static iso_status check_activations(const train_options *o) {
-    const char *unknown;
-    if (!o->activations || model_activations_fit(o->activations, &unknown)) return ISO_OK;
-    return train_error(
-        ISO_ERR_ARG, "--activations %s: give 1 to %d of " MODEL_ACTIVATIONS ", separated by commas",
-        o->activations, MODEL_CHOICES);
+    if (!o->activations || model_activations_fit(o->activations)) return ISO_OK;
+    return train_error(ISO_ERR_ARG, "--activations %s: give " MODEL_ACTIVATIONS_RULE,
+                       o->activations);
 }
 
 static iso_status check_buffers(const train_options *o) {

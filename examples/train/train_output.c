@@ -84,6 +84,11 @@ static iso_status check_activations(const train_run *run, const iso_state_dict *
     if (!here) here = "relu";
     if (!there) there = "relu";
     if (strcmp(here, there) == 0) return ISO_OK;
+    if (!model_activations_fit(there))
+        return train_error(ISO_ERR_FORMAT,
+                           "%s has a damaged metadata entry isotherm.activations: \"%.60s\" is "
+                           "not " MODEL_ACTIVATIONS_RULE,
+                           path, there);
     return train_error(ISO_ERR_MISMATCH,
                        "%s has the activations %s, and this network %s: give --activations %s",
                        path, there, here, there);
@@ -101,6 +106,11 @@ iso_status train_checkpoint_load(train_run *run) {
     if (status == ISO_ERR_MISMATCH)
         return train_error(status, "cannot load %s for --model %s: %s", path, run->options->model,
                            iso_last_error()->message);
+    if (status >= 0 && !model_choices_fit(run->model))
+        return train_error(ISO_ERR_FORMAT,
+                           "%s is damaged: a layer's choice is none of its activations; load "
+                           "another file",
+                           path);
     return status < 0 ? status
                       : train_check_finite(run, path, "its training diverged, load another file");
 }

@@ -58,8 +58,8 @@ void train_report_start(const train_run *run) {
     fprintf(to, "cores     %s; %lld compute thread%s each%s\n", run->world->cores.all,
             (long long)o->threads, o->threads > 1 ? "s" : "",
             run->world->bound ? ", bound to a share of them" : "");
-    fprintf(to, "exchange  %s, progress %s, all-reduce %s\n", o->sync, iso_comm_progress_text(comm),
-            train_algorithm_text(run, algorithm));
+    fprintf(to, "exchange  %s, progress %s, %s%s\n", o->sync, iso_comm_progress_text(comm),
+            train_zero_stage(o) > 0 ? "" : "all-reduce ", train_algorithm_text(run, algorithm));
     char rhythm[160];
     if (train_rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "rhythm    %s\n", rhythm);
     if (o->buckets) tell_buckets(run, to);

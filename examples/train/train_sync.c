@@ -8,6 +8,19 @@
 
 // ---- Setting up ---------------------------------------------------------------------------------
 
+// A network that is loaded may have chosen others.
+static void warn_of_activations(const train_run *run) {
+    const train_options *o = run->options;
+    const char *mutate = train_setting_text(o, "tournament-mutate");
+    bool changes = mutate && strcmp(mutate, "layers") == 0;
+    if (!o->activations || !strchr(o->activations, ',') || changes) return;
+    if (o->load || o->resume || run->world->rank != 0) return;
+    fprintf(stderr,
+            "%s: warning: every layer keeps the first function of --activations %s: only "
+            "--sync tournament --tournament-mutate layers changes it\n",
+            train_error_name(), o->activations);
+}
+
 // What is of the strategy comes from options of the same name.
 static iso_status wrap_all(train_run *run, iso_strategy_context *context) {
     const train_options *o = run->options;
@@ -16,6 +29,7 @@ static iso_status wrap_all(train_run *run, iso_strategy_context *context) {
     TRY(iso_strategy_check(run->strategy, context, warning));
     if (warning[0] && run->world->rank == 0)
         fprintf(stderr, "%s: warning: %s\n", train_error_name(), warning);
+    warn_of_activations(run);
     if (o->sync_batchnorm) TRY(iso_sync_batchnorm_convert(run->model, context->comm, NULL));
     iso_module *model = run->model;
     run->model = NULL; // taken

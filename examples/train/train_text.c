@@ -2,12 +2,30 @@
 // What several reports of a training run say in the same words.
 #include "train_text.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 FILE *train_terminal(const train_run *run) {
     return run->world->rank == 0 && !run->options->quiet ? stdout : NULL;
 }
 
+int train_zero_stage(const train_options *o) {
+    const char *zero = train_setting_text(o, "zero"), *stage = train_setting_text(o, "zero-stage");
+    if (zero && strcmp(zero, "yes") == 0) return 1;
+    return stage ? atoi(stage) : 0;
+}
+
+static const char *zero_text(const train_run *run, char text[TRAIN_ALGORITHM_ROOM]) {
+    const char *scope = train_setting_text(run->options, "zero-scope");
+    bool nodes = !scope || strcmp(scope, "node") == 0; // daso has no such setting
+    snprintf(text, TRAIN_ALGORITHM_ROOM, "ZeRO stage %d, divided among %s",
+             train_zero_stage(run->options), nodes ? "the ranks of each node" : "all ranks");
+    return text;
+}
+
 const char *train_algorithm_text(const train_run *run, char text[TRAIN_ALGORITHM_ROOM]) {
     iso_reducer_stats stats;
+    if (train_zero_stage(run->options) > 0) return zero_text(run, text);
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &stats);
     if (stats.nccl) return "by NCCL between GPUs";
     if (stats.shared_memory) return "in shared memory";

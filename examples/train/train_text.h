@@ -6,6 +6,8 @@
 #include "train.h"
 
 FILE *train_terminal(const train_run *run); // NULL: this rank tells people nothing
+// The stage of ZeRO; 0: none.
+int train_zero_stage(const train_options *options);
 // How gradients are summed.
 enum { TRAIN_ALGORITHM_ROOM = 256 };
 const char *train_algorithm_text(const train_run *run, char text[TRAIN_ALGORITHM_ROOM]);

@@ -20,14 +20,15 @@ struct iso__scopes {
     iso_comm *world, *node;
     iso_device *device; // borrowed; NULL unless it has its own memory
     bool exchanges;
-    bool zero;        // updates are divided among ranks
-    bool in_nodes;    // among those of each node
-    bool sparse;      // there are sparse buckets
-    bool converts;    // a hook converts buckets
-    bool owns;        // a hook owns its exchange
-    bool equal_nodes; // all nodes have equally many ranks
-    bool wants_nccl;  // all ranks want NCCL
-    bool nccl_spans;  // and between nodes, too
+    bool zero;            // updates are divided among ranks
+    bool in_nodes;        // among those of each node
+    bool sparse;          // there are sparse buckets
+    bool converts;        // a hook converts buckets
+    bool owns;            // a hook owns its exchange
+    bool equal_nodes;     // all nodes have equally many ranks
+    int64_t most, fewest; // ranks of a node, if measured
+    bool wants_nccl;      // all ranks want NCCL
+    bool nccl_spans;      // and between nodes, too
     size_t unit;
     gpu_group of_node, of_world;
     iso_topology *topology;   // of shards, and of sums in two levels
@@ -76,7 +77,9 @@ static iso_status prefer_nccl(const iso__scopes *s, int64_t wants[WANTS]) {
 static iso_status measure_nodes(iso__scopes *s) {
     int64_t range[2] = {iso_comm_size(s->node), -iso_comm_size(s->node)};
     ISO_TRY(iso_comm_allreduce_i64(s->world, range, 2, ISO_MAX));
-    s->equal_nodes = range[0] == -range[1];
+    s->most = range[0];
+    s->fewest = -range[1];
+    s->equal_nodes = s->most == s->fewest;
     if (s->equal_nodes) s->unit = UNIT * (size_t)range[0];
     return ISO_OK;
 }
@@ -137,8 +140,9 @@ static iso_status ask_for_nccl(iso__scopes *s) {
     if (shards) ISO_TRY(measure_nodes(s));
     ISO_CHECK(
         !s->in_nodes || s->equal_nodes, ISO_ERR_UNSUPPORTED,
-        "ZeRO among the ranks of a node needs equally many ranks on each node: start them so, "
-        "or divide among all ranks");
+        "ZeRO among the ranks of a node needs equally many ranks on each node, and nodes have "
+        "%lld to %lld: start equally many, or divide among all ranks",
+        (long long)s->fewest, (long long)s->most);
     return ISO_OK;
 }
 

@@ -223,12 +223,14 @@ static void refuse(const char *const *more, int count, const char *said) {
 Test(np2_train_tournament, layers_without_alternatives_are_refused) {
     static const char *const mutate[] = {"--tournament-mutate", "layers", "--activations", "elu"};
     static const char *const unknown[] = {"--activations", "relu,swish"};
+    static const char *const twice[] = {"--activations", "relu,relu"};
     static const char *const open[] = {"--activations", "relu,"};
     open_world(1);
     refuse(mutate, 2, "give several, e.g. --activations relu,tanh,elu");
     refuse(mutate, 4, "give several, e.g. --activations relu,tanh,elu");
-    refuse(unknown, 2, "--activations relu,swish: give 1 to 16 of relu, leaky_relu");
-    refuse(open, 2, "--activations relu,: give 1 to 16");
+    refuse(unknown, 2, "--activations relu,swish: give one or more of relu, leaky_relu");
+    refuse(twice, 2, "separated by commas, each once");
+    refuse(open, 2, "--activations relu,: give one or more of");
     train_world_close(&world);
 }
 
