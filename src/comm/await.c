@@ -22,15 +22,14 @@ bool iso__comm_any_lost(void) { return any_lost; }
 // The error of a wait that timed out, or that follows one that failed (earlier): no further wait on
 // the communicator succeeds.
 static iso_status given_up(const iso_comm *comm, bool earlier, const iso__patience *patience) {
-    char missing[320];
+    char missing[320], self[ISO_SELF_ROOM];
     const char *what = patience->what;
     ISO_CHECK(!earlier, ISO_ERR_TIMEOUT,
-              "rank %d of %d cannot wait in %s: an earlier wait on this communicator has failed: "
+              "%s cannot wait in %s: an earlier wait on this communicator has failed: "
               "end the job (MPI_Abort)",
-              comm->rank, comm->size, what);
-    return ISO_FAIL(ISO_ERR_TIMEOUT,
-                    "rank %d of %d waited %g s in %s: %s (ISO_TIMEOUT sets the limit)", comm->rank,
-                    comm->size, comm->timeout_s, what,
+              iso__comm_self_text(comm, self), what);
+    return ISO_FAIL(ISO_ERR_TIMEOUT, "%s waited %g s in %s: %s (ISO_TIMEOUT sets the limit)",
+                    iso__comm_self_text(comm, self), comm->timeout_s, what,
                     iso__patience_verdict_unlocked(patience, missing, sizeof(missing)));
 }
 

@@ -120,7 +120,7 @@ static iso_status create_here(const iso__comm_recipe *recipe, MPI_Comm *out) {
 
 static iso_status create_beside(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
     void *memory;
-    char missing[320];
+    char missing[320], self[ISO_SELF_ROOM];
     const char *name = name_of[recipe->kind];
     bool all = recipe->kind != ISO_MAKE_GROUP;
     if (all) iso__stream_count(&comm->meetings, iso_now()); // as on ranks that have memory
@@ -133,9 +133,8 @@ static iso_status create_beside(iso_comm *comm, const iso__comm_recipe *recipe, 
     pthread_cond_init(&c->changed, NULL);
     bool made = await_beside(comm, c, &patience);
     if (!made) iso__comm_lose(comm);
-    ISO_CHECK(made, ISO_ERR_TIMEOUT,
-              "rank %d of %d waited %g s in %s: %s (ISO_TIMEOUT sets the limit)", comm->rank,
-              comm->size, comm->timeout_s, name,
+    ISO_CHECK(made, ISO_ERR_TIMEOUT, "%s waited %g s in %s: %s (ISO_TIMEOUT sets the limit)",
+              iso__comm_self_text(comm, self), comm->timeout_s, name,
               iso__patience_verdict_unlocked(&patience, missing, sizeof(missing)));
     iso_recorder_woke(name);
     int rc = c->rc;

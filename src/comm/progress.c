@@ -77,12 +77,12 @@ static void list_pending(const iso__engine *engine, char *text, size_t room) {
 
 static iso_status timed_out(const iso__engine *engine, const iso__awaited *awaited,
                             const iso__patience *patience) {
-    char pending[160], missing[300];
+    char pending[160], missing[300], self[ISO_SELF_ROOM];
     list_pending(engine, pending, sizeof(pending));
     return ISO_FAIL(ISO_ERR_TIMEOUT,
-                    "rank %d of %d waited %g s for the exchange of \"%.40s\"; in flight: %s: %s "
+                    "%s waited %g s for the exchange of \"%.40s\"; in flight: %s: %s "
                     "(ISO_TIMEOUT sets the limit)",
-                    awaited->comm->rank, awaited->comm->size, awaited->comm->timeout_s,
+                    iso__comm_self_text(awaited->comm, self), awaited->comm->timeout_s,
                     awaited->name, pending,
                     iso__patience_verdict(patience, missing, sizeof(missing)));
 }

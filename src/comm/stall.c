@@ -313,3 +313,10 @@ const char *iso__patience_verdict_unlocked(const iso__patience *p, char *text, s
     pthread_mutex_unlock(&p->comm->engine->lock);
     return said;
 }
+
+const char *iso__comm_self_text(const iso_comm *comm, char text[ISO_SELF_ROOM]) {
+    const iso__watch *w = comm->watch;
+    snprintf(text, ISO_SELF_ROOM, "rank %d of %d", w ? w->rank : comm->rank,
+             w ? w->size : comm->size);
+    return text;
+}

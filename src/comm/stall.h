@@ -80,5 +80,8 @@ void iso__patience_end_unlocked(iso__patience *patience);
 // is known, that another rank is stuck.
 const char *iso__patience_verdict(const iso__patience *patience, char *text, size_t room);
 const char *iso__patience_verdict_unlocked(const iso__patience *patience, char *text, size_t room);
+// "rank 3 of 4": this rank as a verdict numbers ranks, which is not by the communicator of a node.
+enum { ISO_SELF_ROOM = 40 };
+const char *iso__comm_self_text(const iso_comm *comm, char text[ISO_SELF_ROOM]);
 
 #endif

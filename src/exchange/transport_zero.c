@@ -24,6 +24,10 @@
 // and the answers wait behind the data of the other direction.
 #define CHUNK_BYTES  ((size_t)60 * 1024)
 #define WINDOW_BYTES (8 * CHUNK_BYTES)
+// A scatter receives a block from each rank. With more than four ranks fewer bytes of each are under
+// way, so that the memory for all of them hardly grows with the ranks.
+#define SCATTER_BYTES (32 * CHUNK_BYTES) // of all blocks
+#define LEAST_CHUNK   ((size_t)8 * 1024)
 
 enum { SCATTER, GATHER, CHANNELS };
 
@@ -242,6 +246,8 @@ static iso__channel_item item_of(const zero *self, int which, int i) {
                                .operation = which == SCATTER ? scatter : ISO__GATHER};
 }
 
+static size_t at_most(size_t a, size_t b) { return a < b ? a : b; }
+
 // Scatters leave in the order in which backward completes buckets; gathers from the last bucket
 // down, the order in which forward needs them.
 static iso_status open_channel(zero *self, int which, iso__channel_item *item) {
@@ -253,8 +259,12 @@ static iso_status open_channel(zero *self, int which, iso__channel_item *item) {
         item[count++] = item_of(self, which, i);
     }
     if (count == 0) return ISO_OK;
-    return iso__channel_create(which == SCATTER ? self->all : self->owners, item, count,
-                               CHUNK_BYTES, WINDOW_BYTES, &self->channel[which]);
+    if (which == GATHER)
+        return iso__channel_create(self->owners, item, count, CHUNK_BYTES, WINDOW_BYTES,
+                                   &self->channel[GATHER]);
+    size_t window = at_most(SCATTER_BYTES / (size_t)iso_comm_size(self->all), WINDOW_BYTES);
+    size_t chunk = at_most(window < LEAST_CHUNK ? LEAST_CHUNK : window, CHUNK_BYTES);
+    return iso__channel_create(self->all, item, count, chunk, window, &self->channel[SCATTER]);
 }
 
 static void note_ways(zero *self) {

@@ -89,6 +89,7 @@ if [ "${1:-}" = --head ]; then # directory, hosts
         case_of "$2" 2 4 "--sync lazy"
         case_of "$2" 2 3 "--sync lazy"
         case_of "$2" 2 6 "--sync lazy" # in two levels no more cross than with 2 ranks
+        case_of "$2" 2 4 "--sync lazy --wire topk"
         case_of "$2" 2 4 "--sync lazy --zero"
         case_of "$2" 2 4 "--sync lazy --zero --zero-scope node"
         case_of "$2" 2 4 "--sync lazy --zero-stage 3 --zero-scope node"
@@ -118,7 +119,7 @@ for part in train t10k; do
     images 1024 28 >"$work/data/$part-images-idx3-ubyte"
     labels 1024 >"$work/data/$part-labels-idx1-ubyte"
 done
-echo "1..74"
+echo "1..75"
 for hosts in 2 3 4; do
     sh "$here/with_cluster.sh" -n $hosts -r none -t 450 -- sh "$0" --head "$work" $hosts
 done

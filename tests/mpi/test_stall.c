@@ -109,6 +109,23 @@ Test(np3_stall, a_late_rank_is_named_in_blocking_collectives) {
     MPI_Finalize();
 }
 
+// Also this rank, whatever its number among those that wait for each other.
+Test(np3_stall, ranks_have_the_numbers_of_the_program_in_a_part_of_it) {
+    MPI_Comm part;
+    iso_comm *pair = NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, test_rank > 0, test_rank, &part);
+    iso_assert_ok(iso_comm_create(part, NULL, &pair));
+    pair->timeout_s = LIMIT;
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (test_rank == CULPRIT) usleep(NAP);
+    iso_status status = iso_comm_barrier(pair);
+    const char *said = iso_last_error()->message;
+    if (test_rank == 1) fprintf(stderr, "%s\n", said);
+    bool right = strncmp(said, "rank 1 of 3 waited ", 19) == 0 && strstr(said, "rank 2 on ");
+    iso_assert_all(test_rank == 1 ? status == ISO_ERR_TIMEOUT && right : status == ISO_OK);
+    MPI_Finalize();
+}
+
 // As a rank that saves what all ranks have, while the others wait for it.
 Test(np3_stall, what_a_late_rank_began_last_is_told) {
     if (test_rank == CULPRIT) iso__alive("the writing of a checkpoint");
