@@ -725,6 +725,21 @@ run_anew 2 "$train" "$@" --resume "$work/plateau"
     awk '/"event":"epoch"/ { sub(/.*"lr":/, ""); rate[$0] } END { for (r in rate) n++; exit n < 2 }' "$work/log"
 result $? "a run whose rate falls on plateaus is resumed to the same bits"
 
+# Saved state is whole: ZeRO may begin, end or change.
+for stages in "--zero|--zero-stage 3" "--zero-stage 2|" "|--zero"; do
+    set -- --data good --model mlp --batch 8 --quiet --epochs 2 --optimizer adam --log "$work/log" --checkpoint "$work/divided" \
+        --checkpoint-every 6
+    # shellcheck disable=SC2086  # options are several words
+    run_anew 2 "$train" "$@" --overwrite ${stages%|*}
+    whole=$(field param_hash "$work/log")
+    rm "$work"/divided.step-000000000012*
+    # shellcheck disable=SC2086
+    run_anew 2 "$train" "$@" --resume "$work/divided" ${stages#*|}
+    [ "$status" = 0 ] && [ -n "$whole" ] && [ "$(field param_hash "$work/log")" = "$whole" ] &&
+        grep -q '"event":"resume"' "$work/log"
+    result $? "a run saved with ${stages%|*} is resumed with ${stages#*|} to the same bits"
+done
+
 refused 0 "milestones that are no epochs" '--milestones 5,x: give epochs' --schedule multi-step --milestones 5,x --data nowhere
 refused 0 "milestones that come to nothing" '--milestones 3,: give epochs' --schedule multi-step --milestones 3,
 refused 0 "an option of other schedules" '--gamma needs --schedule step.multi-step' --gamma 0.5

@@ -125,6 +125,16 @@ static const char *free_wire(const train_run *run, const char *line) {
     return NULL;
 }
 
+// Saved state is whole, whoever divides it in memory.
+static bool is_free_zero(const train_run *run, const char *line) {
+    static const char *const options[] = {"--zero ", "--zero-stage ", "--zero-scope "};
+    const iso_strategy *strategy;
+    if (iso_strategy_find(run->options->sync, &strategy) < 0 || strategy->complete) return false;
+    for (int i = 0; i < 3; i++)
+        if (strncmp(line, options[i], strlen(options[i])) == 0) return true;
+    return false;
+}
+
 static iso_status compare_settings(train_run *run, const char *saved, const char *here) {
     char before[LIST_ROOM] = "", now[LIST_ROOM] = "";
     const char *old_sync = train_options_line(saved, "--sync ");
@@ -133,7 +143,7 @@ static iso_status compare_settings(train_run *run, const char *saved, const char
     for (const char *line = here, *end; (end = strchr(line, '\n')); line = end + 1) {
         const char *old = train_options_line(saved, line); // none: an option that there was not yet
         if (!old || same_option(old, line) || (other_sync && train_setting_named(line))) continue;
-        if (train_ranks_free(run, line)) continue;
+        if (train_ranks_free(run, line) || is_free_zero(run, line)) continue;
         char old_room[TRAIN_LINE_ROOM], room[TRAIN_LINE_ROOM];
         const char *old_value = with_default(saved, old, old_room);
         const char *value = with_default(here, line, room);

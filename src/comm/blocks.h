@@ -36,7 +36,7 @@ typedef struct iso__blocks {
     char **block;            // [nodes]
     iso__block_exchange *exchange;
     int count;
-    unsigned turn;
+    int turn;     // of the tags, the next one
     int promised; // MPI requests of the engine
 } iso__blocks;
 

@@ -108,7 +108,7 @@ static bool is_block_exchange(const iso__channel *c, const iso__channel_entry *m
 
 static iso_status make_blocks(iso__channel *c) {
     size_t longest;
-    unsigned turn = c->blocks ? c->blocks->turn : 0; // as above
+    int turn = c->blocks ? c->blocks->turn : 0; // as above
     iso__blocks_destroy(&c->blocks);
     int count = chunks_at_once(c, is_block_exchange, &longest);
     if (count > 0) ISO_TRY(iso__blocks_create(c->comm, count, &c->blocks));

@@ -178,14 +178,15 @@ bool iso__blocks_are_in_use(const iso__blocks *b) {
 
 static void fill_exchange(iso__blocks *b, iso__block_exchange *e, const iso_request *request) {
     bool scatters = request->operation != ISO__GATHER;
-    unsigned turn = b->turn++ % TURNS;
+    int turn = b->turn;
+    b->turn = (turn + 1) % TURNS;
     *e = (iso__block_exchange){.pool = b,
                                .operation = request->operation,
                                .data = request->next,
                                .bytes = request->left * request->unit,
                                .stride = request->block,
                                .dtype = request->dtype,
-                               .tag = ISO_STAGES_BLOCKS + ISO_STAGES_OF_BLOCKS * (int)turn};
+                               .tag = ISO_STAGES_BLOCKS + ISO_STAGES_OF_BLOCKS * turn};
     if (!scatters) return;
     e->data = (char *)(uintptr_t)request->send;
     e->memory = request->next;
@@ -245,7 +246,6 @@ static iso_status promise_messages(iso__blocks *b) {
     pthread_mutex_lock(&b->engine->lock);
     iso_status status = iso__engine_promise(b->engine, b->promised);
     pthread_mutex_unlock(&b->engine->lock);
-    if (status < 0) b->promised = 0;
     return status;
 }
 

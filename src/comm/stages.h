@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Private to src/comm: exchanges made of messages between pairs of ranks, in several stages. A
 // stage begins when all messages of the one before are complete. So ranks begin stages in orders of
-// their own, and tags tell which exchange a message belongs to.
+// their own, and tags tell which exchange a message belongs to. Without a helper thread a rank
+// begins a stage in its next call of the library.
 #ifndef ISO_STAGES_H
 #define ISO_STAGES_H
 

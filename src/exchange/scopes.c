@@ -22,6 +22,7 @@ struct iso__scopes {
     bool exchanges;
     bool zero;            // updates are divided among ranks
     bool in_nodes;        // among those of each node
+    bool scatters;        // in nodes: scatters bring the averages over all nodes
     bool sparse;          // there are sparse buckets
     bool converts;        // a hook converts buckets
     bool owns;            // a hook owns its exchange
@@ -174,7 +175,8 @@ iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_com
     s->owns = iso__hook_owns(hook);
     s->converts = hook->compress || s->owns;
     s->zero = zero != ISO__ZERO_NONE;
-    s->in_nodes = zero == ISO__ZERO_NODE;
+    s->in_nodes = zero == ISO__ZERO_NODE || zero == ISO__ZERO_NODE_SHARDS;
+    s->scatters = zero == ISO__ZERO_NODE_SHARDS && !s->converts;
     s->sparse = sparse;
     ISO_TRY_GOTO(find_nodes(s));
     *out = s;
@@ -205,7 +207,8 @@ bool iso__scopes_destroy(iso__scopes **pointer) {
 // ---- What the layout asks ---------------------------------------------------------------------------
 
 size_t iso__scopes_unit(const iso__scopes *s) {
-    return s->zero ? UNIT * (size_t)iso_comm_size(s->world) : s->unit;
+    if (!s->zero) return s->unit;
+    return UNIT * (size_t)iso_comm_size(s->scatters ? s->world : iso__scopes_owners(s));
 }
 
 bool iso__scopes_may_share(const iso__scopes *s) {
@@ -298,16 +301,14 @@ static iso_status make_host(iso__scopes *s, const iso__transport_setup *setup, i
     return iso_comm_agree(comm, stage_arena(setup, out));
 }
 
-// What brings the whole average to each rank; *out remains NULL if reduce-scatters suffice. In
-// nodes, they do if no memory could be shared anyway (stages 2 and 3).
+// What brings the whole average to each rank; *out remains NULL if reduce-scatters suffice.
 static iso_status make_whole(iso__scopes *s, const iso__transport_setup *setup,
                              const iso__zero_ranks *ranks, iso__transport **out) {
     iso_comm *comm = ranks->all;
     bool alone = iso_comm_size(ranks->owners) == 1; // on every node, as nodes are equal
     if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
     if (ranks->owners == comm) return s->converts ? maker_of(s)(setup, comm, out) : ISO_OK;
-    bool scatters = setup->store->pages && !s->converts && !alone;
-    return scatters ? ISO_OK : make_sums(s, setup, comm, out);
+    return s->scatters && !alone ? ISO_OK : make_sums(s, setup, comm, out);
 }
 
 static iso_status make_zero(iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,

@@ -17,7 +17,12 @@ iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG for an invalid valu
 // travel. zero: which ranks divide the updates. sparse: there are sparse buckets. With either, NCCL
 // is not used. ISO_ERR_UNSUPPORTED if the ranks of each node are to divide them, and nodes have
 // different numbers of ranks.
-typedef enum iso__zero_among { ISO__ZERO_NONE, ISO__ZERO_ALL, ISO__ZERO_NODE } iso__zero_among;
+typedef enum iso__zero_among {
+    ISO__ZERO_NONE,
+    ISO__ZERO_ALL,
+    ISO__ZERO_NODE,
+    ISO__ZERO_NODE_SHARDS // and each rank keeps the gradients of its shards only (stages 2 and 3)
+} iso__zero_among;
 iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
                               bool exchanges, iso__zero_among zero, bool sparse, iso__scopes **out);
 // Collective. Accepts NULL. Returns false if exchanges are under way; the caller must then keep all

@@ -104,7 +104,8 @@ static double summed(const rig *r, int i, size_t k) {
     return sum[0];
 }
 
-static void create(rig *r, bool shared, iso_dtype dtype, size_t chunk, size_t window) {
+static void create_rig(rig *r, iso__operation scatter, bool shared, iso_dtype dtype, size_t chunk,
+                       size_t window) {
     size_t most = (size_t)MOST * (size_t)test_size, size = iso_dtype_size(dtype);
     iso__channel_item item[KINDS][ITEMS];
     *r = (rig){.shared = shared, .dtype = dtype};
@@ -119,11 +120,14 @@ static void create(rig *r, bool shared, iso_dtype dtype, size_t chunk, size_t wi
                                     .bytes = r->block[i] * size,
                                     .dtype = dtype,
                                     .label = "block",
-                                    .operation = kind == SCATTER ? ISO__SCATTER : ISO__GATHER};
+                                    .operation = kind == SCATTER ? scatter : ISO__GATHER};
     }
     for (int kind = 0; kind < KINDS; kind++)
         iso_assert_ok(
             iso__channel_create(test_comm, item[kind], ITEMS, chunk, window, &r->channel[kind]));
+}
+static void create(rig *r, bool shared, iso_dtype dtype, size_t chunk, size_t window) {
+    create_rig(r, ISO__SCATTER, shared, dtype, chunk, window);
 }
 
 static void destroy(rig *r) {
@@ -261,9 +265,63 @@ Test(np6_blocks, blocks_cross_once) {
     count_bytes(true);
 }
 Test(np3_blocks, unequal_nodes_have_one_level) {
-    seat_on(2, false);
+    seat_on(2, true);
     count_bytes(false);
+    nodes = 1; // added in rank order
     many(false, ISO_F32, 3);
+}
+
+// ---- A scatter among the ranks of each node ---------------------------------------------------------
+
+// Blocks k * nodes and the following ones are the sum over all ranks on the k-th rank of each node;
+// the others are as they were.
+static bool is_scattered_in_nodes(const rig *r, int i) {
+    size_t part = r->block[i] * (size_t)nodes;
+    int place = in_turn ? test_rank / nodes : test_rank % (test_size / nodes);
+    for (size_t k = 0; k < item_count(r, i); k++) {
+        bool own = k / part == (size_t)place;
+        if (get(r, i, k) != (own ? summed(r, i, k) : given(r, test_rank, i, k))) return false;
+    }
+    return true;
+}
+
+static void scatter_in_nodes(iso_dtype dtype, size_t chunk, size_t window, int count) {
+    rig r;
+    bool right = true;
+    create_rig(&r, ISO__NODE_SCATTER, false, dtype, chunk, window);
+    for (r.round = 0; r.round < count; r.round++) {
+        iso_assert_ok(scatter_all(&r));
+        for (int i = ITEMS - 1; i >= 0; i--) {
+            iso_assert_ok(iso__channel_wait(r.channel[SCATTER], i, NULL, NULL));
+            right = right && is_scattered_in_nodes(&r, i);
+        }
+        iso_assert_all(right);
+    }
+    destroy(&r);
+}
+
+static void many_in_nodes(int count, iso_dtype dtype) {
+    for (int turns = 0; turns < 2; turns++) {
+        seat_on(count, turns);
+        scatter_in_nodes(dtype, 400, 3000, 3);
+        scatter_in_nodes(dtype, SIZE_MAX, SIZE_MAX, 3);
+    }
+}
+
+Test(np4_blocks, among_the_ranks_of_two_nodes) { many_in_nodes(2, ISO_F32); }
+Test(np4_blocks, among_the_ranks_of_four_nodes) { many_in_nodes(4, ISO_F64); }
+Test(np6_blocks, among_the_ranks_of_two_nodes) { many_in_nodes(2, ISO_F64); }
+Test(np6_blocks, among_the_ranks_of_three_nodes) { many_in_nodes(3, ISO_F32); }
+
+Test(np2_blocks, scatters_in_nodes_need_equal_nodes) {
+    float data[2] = {0};
+    iso__channel *channel = NULL;
+    iso__channel_item item = {
+        .data = data, .bytes = 4, .dtype = ISO_F32, .label = "fc1", .operation = ISO__NODE_SCATTER};
+    iso_assert_all(iso__channel_create(test_comm, &item, 1, 64, 64, &channel) ==
+                   ISO_ERR_UNSUPPORTED);
+    cr_assert(
+        strstr(iso_last_error()->message, "\"fc1\" is scattered among the ranks of each node"));
 }
 
 // ---- All-to-all -------------------------------------------------------------------------------------

@@ -308,8 +308,9 @@ static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_c
     ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &r->world));
     ISO_TRY(iso__comm_locate(r->world));
     ISO_TRY(see_who_rides(r, config, sparse));
+    iso__zero_among in_nodes = config->zero > 1 ? ISO__ZERO_NODE_SHARDS : ISO__ZERO_NODE;
     iso__zero_among among = config->zero == 0    ? ISO__ZERO_NONE
-                            : r->shares_in_nodes ? ISO__ZERO_NODE
+                            : r->shares_in_nodes ? in_nodes
                                                  : ISO__ZERO_ALL;
     return iso__scopes_create(r->world, config->device, hook_of(config), r->exchanges, among,
                               sparse, &r->scopes);
