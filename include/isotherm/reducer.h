@@ -184,9 +184,9 @@ typedef struct iso_reducer_config {
     // the updates, and with them the optimizer state, among the ranks. Each rank gets the averages
     // of its shard of every bucket, updates the shard (iso_reducer_own), and sends the new values
     // to the other ranks. iso_reducer_param_needed waits for these. Gradients are added as f32 is
-    // without ZeRO in shared memory or, between equal nodes, in two levels: elementwise updates then
-    // give the same bits. After a step, reading values on any rank waits until the other ranks reach their next
-    // forward or call iso_reducer_finish.
+    // without ZeRO in shared memory and, between equal nodes, in two levels: there, elementwise
+    // updates give the same bits. After a step, reading values on any rank waits until the other
+    // ranks reach their next forward or call iso_reducer_finish.
     // Takes one update function, and calls only its iso_reducer_apply_piece. A rank has averages of
     // its own shards only; a step overwrites all gradients. A backward after a backward without a
     // step is ISO_ERR_STATE, unless iso_reducer_zero_grad was called in between.

@@ -249,7 +249,7 @@ static iso_status agree_on_choice(iso__periodic *p) {
     return ISO_OK;
 }
 
-// Trainers then have different layers, of which buffers say which.
+// With mutate_model, trainers run different layers, and a buffer of each says which ones.
 static iso_status check_buffers(const iso__periodic *p) {
     const iso_buffer_config *c = &iso__data_parallel_buffers(p->data_parallel)->config;
     bool apart = c->when == ISO_BUFFERS_AT_EVALUATION || c->mode == ISO_BUFFERS_NONE;

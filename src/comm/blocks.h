@@ -29,11 +29,11 @@ typedef struct iso__block_exchange {
 // Those that can be under way at once on one channel. The engine's lock guards it.
 typedef struct iso__blocks {
     iso__engine *engine;
-    int rank, nodes, places; // places: ranks of each node
-    int node, place;         // of this rank
-    int *rank_at;            // [nodes * places]: the rank at a place of a node
-    MPI_Aint *at;            // [nodes]
-    char **block;            // [nodes]
+    int nodes, places; // places: ranks of each node
+    int node, place;   // of this rank
+    int *rank_at;      // [nodes * places]: the rank at a place of a node
+    MPI_Aint *at;      // [nodes]
+    char **block;      // [nodes]
     iso__block_exchange *exchange;
     int count;
     int turn;     // of the tags, the next one

@@ -32,10 +32,9 @@ static bool may_post(const iso__channel *c) {
     if (m->announced <= c->round) return false;
     if (c->in_flight > 0 && (c->in_flight > c->window || p->bytes > c->window - c->in_flight))
         return false;
-    if (iso__channel_ops(c, m) == &iso__collective_pairwise)
-        return iso__pairwise_has_room(c->pairwise, c->next);
-    if (iso__channel_ops(c, m) == &iso__collective_blocks && !iso__blocks_have_room(c->blocks))
-        return false;
+    const iso__collective_ops *ops = iso__channel_ops(c, m);
+    if (ops == &iso__collective_pairwise) return iso__pairwise_has_room(c->pairwise, c->next);
+    if (ops == &iso__collective_blocks && !iso__blocks_have_room(c->blocks)) return false;
     return !iso__channel_uses_cells(c, m) || free_cell(c);
 }
 

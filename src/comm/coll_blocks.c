@@ -243,10 +243,7 @@ static void seat_ranks(iso__blocks *b, const iso_comm *comm) {
 static iso_status promise_messages(iso__blocks *b) {
     int most = b->places > b->nodes ? b->places : b->nodes;
     b->promised = 2 * (most - 1) * b->count;
-    pthread_mutex_lock(&b->engine->lock);
-    iso_status status = iso__engine_promise(b->engine, b->promised);
-    pthread_mutex_unlock(&b->engine->lock);
-    return status;
+    return iso__stages_promise(b->engine, b->promised);
 }
 
 static iso_status fill_blocks(iso__blocks *b, const iso_comm *comm) {
@@ -262,10 +259,7 @@ iso_status iso__blocks_create(const iso_comm *comm, int count, iso__blocks **out
     iso__blocks *b;
     *out = NULL;
     ISO_TRY(iso__alloc_zero(sizeof(*b), (void **)&b));
-    *b = (iso__blocks){.engine = comm->engine,
-                       .rank = comm->rank,
-                       .nodes = iso__blocks_nodes(comm),
-                       .count = count};
+    *b = (iso__blocks){.engine = comm->engine, .nodes = iso__blocks_nodes(comm), .count = count};
     b->places = comm->size / b->nodes;
     iso_status status = fill_blocks(b, comm);
     if (status < 0) iso__blocks_destroy(&b);
@@ -278,9 +272,7 @@ void iso__blocks_destroy(iso__blocks **pointer) {
     iso__blocks *b = *pointer;
     *pointer = NULL;
     if (!b) return;
-    pthread_mutex_lock(&b->engine->lock);
-    iso__engine_take_back(b->engine, b->promised);
-    pthread_mutex_unlock(&b->engine->lock);
+    iso__stages_take_back(b->engine, b->promised);
     iso__free(b->exchange);
     iso__free(b->rank_at);
     iso__free(b->at);

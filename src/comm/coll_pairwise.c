@@ -156,13 +156,6 @@ static iso_status make_blocks(iso__pairwise *p, const size_t *bytes, int count) 
     return ISO_OK;
 }
 
-static iso_status promise_messages(iso__pairwise *p) {
-    pthread_mutex_lock(&p->engine->lock);
-    iso_status status = iso__engine_promise(p->engine, p->promised);
-    pthread_mutex_unlock(&p->engine->lock);
-    return status;
-}
-
 iso_status iso__pairwise_create(iso__engine *engine, const iso__pairwise_config *config,
                                 iso__pairwise **out) {
     iso__pairwise *p;
@@ -172,7 +165,7 @@ iso_status iso__pairwise_create(iso__engine *engine, const iso__pairwise_config 
         .engine = engine, .rank = config->rank, .size = config->size, .fixed = config->fixed};
     iso_status status = make_blocks(p, config->bytes, config->count);
     if (status < 0) p->promised = 0;
-    if (status == ISO_OK) status = promise_messages(p);
+    if (status == ISO_OK) status = iso__stages_promise(engine, p->promised);
     if (status < 0) iso__pairwise_destroy(&p);
     ISO_TRY(status);
     *out = p;
@@ -183,9 +176,7 @@ void iso__pairwise_destroy(iso__pairwise **pointer) {
     iso__pairwise *p = *pointer;
     *pointer = NULL;
     if (!p) return;
-    pthread_mutex_lock(&p->engine->lock);
-    iso__engine_take_back(p->engine, p->promised);
-    pthread_mutex_unlock(&p->engine->lock);
+    iso__stages_take_back(p->engine, p->promised);
     for (int i = 0; i < p->count; i++) iso__free(p->sum[i].blocks);
     iso__free(p->block);
     iso__free(p->sum);

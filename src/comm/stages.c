@@ -2,6 +2,19 @@
 // Exchanges made of messages in several stages: stages.h.
 #include "comm/stages.h"
 
+iso_status iso__stages_promise(iso__engine *engine, int messages) {
+    pthread_mutex_lock(&engine->lock);
+    iso_status status = iso__engine_promise(engine, messages);
+    pthread_mutex_unlock(&engine->lock);
+    return status;
+}
+
+void iso__stages_take_back(iso__engine *engine, int messages) {
+    pthread_mutex_lock(&engine->lock);
+    iso__engine_take_back(engine, messages);
+    pthread_mutex_unlock(&engine->lock);
+}
+
 // Progress looks at it next.
 static void list_stages(iso__stages *s) {
     iso__engine *engine = s->engine;

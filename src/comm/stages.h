@@ -25,6 +25,11 @@ typedef struct iso__stages {
 // on. MPI allows at least 32767.
 enum { ISO_STAGES_TURNS = 8192, ISO_STAGES_PAIRWISE = 0, ISO_STAGES_BLOCKS = 2 * ISO_STAGES_TURNS };
 
+// Without the lock: make room for so many messages at once for good, and give it up. What the first
+// made is to be given up even if it failed.
+iso_status iso__stages_promise(iso__engine *engine, int messages);
+void iso__stages_take_back(iso__engine *engine, int messages);
+
 // Begin a message of `count` elements, for which the engine has room (iso__engine_reserve). Return
 // an MPI return code.
 int iso__stages_send(iso__stages *s, const void *data, int count, MPI_Datatype type, int to,
