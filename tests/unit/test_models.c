@@ -246,7 +246,7 @@ Test(models, unknown_activations_are_refused) {
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         model_options options = {.name = "mlp", .activations = wrong[i]};
         cr_fails(model_create_with(&options, device, &info, &rng, &model), ISO_ERR_ARG,
-                 "give 1 to 16 of relu");
+                 "give one or more of relu");
     }
     model_options resnet = {.name = "resnet18", .activations = "elu"};
     cr_fails(model_create_with(&resnet, device, &info, &rng, &model), ISO_ERR_ARG,
