@@ -71,9 +71,10 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                             "value for Open MPI's coll_libnbc_iallreduce_algorithm, unless you set "
                             "that yourself: 0 automatic, "
                             "1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling, 5 "
-                            "Rabenseifner, but pairwise exchange of gradients between up to 128 "
-                            "hosts whose number is no power of two",
-                            .high = 5, .whole = true, .alike = true},
+                            "Rabenseifner, but pairwise exchange of gradients between hosts "
+                            "whose number is no power of two (directly between up to 128, "
+                            "otherwise by halves), 6 the same, but always by halves",
+                            .high = 6, .whole = true, .alike = true},
     [ISO_ENV_CPU_KERNELS] = {"ISO_CPU_KERNELS", "best available",
                              "CPU kernels: onednn, cblas, reference (plain C)",
                              "onednn cblas reference", .alike = true},

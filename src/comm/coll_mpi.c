@@ -3,13 +3,15 @@
 #include "comm/comm_state.h"
 #include "comm/pairwise.h"
 #include "comm/request.h"
+#include "comm/traffic.h"
 
 #include <config.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #define ALGORITHM_VARIABLE "coll_libnbc_iallreduce_algorithm"
-enum { PAIRWISE = 5 }; // of ISO_IALLREDUCE: none of Open MPI's, pairwise.h
+// Values of ISO_IALLREDUCE that are none of Open MPI's: pairwise.h.
+enum { PAIRWISE = ISO_SUM_PAIRWISE, HALVING = ISO_SUM_HALVING };
 // The chunk size of a long exchange, and the number of chunks under way: enough to fill a link, and
 // little for a short exchange to wait behind. Chunks do not change the bits of the result.
 #define CHUNK_BYTES      (512 * 1024)
@@ -128,7 +130,7 @@ int iso__choose_algorithm(bool may_set, char *text, size_t room) {
     double wanted = PAIRWISE;
     if (iso__env_number(ISO_ENV_IALLREDUCE, PAIRWISE, &wanted) < 0)
         iso__log(ISO_LOG_WARN, "%s", iso_last_error()->message);
-    if (wanted == PAIRWISE) wanted = 3;
+    if (wanted == PAIRWISE || wanted == HALVING) wanted = 3;
     const char *given = user_algorithm();
     if (!given) return ask_mpi((int)wanted, may_set, text, room);
     int number = read_algorithm(given);
@@ -147,11 +149,11 @@ int iso__choose_algorithm(bool may_set, char *text, size_t room) {
 
 // It has the bits of Rabenseifner's algorithm, so it may also take its place if the user has set
 // that.
-bool iso__pairwise_is_wanted(int number) {
+int iso__pairwise_allowed(int number) {
     double wanted = PAIRWISE;
     bool same = number == 0 || number == 3;
-    return same && iso__env_number(ISO_ENV_IALLREDUCE, PAIRWISE, &wanted) >= 0 &&
-           wanted == PAIRWISE;
+    if (!same || iso__env_number(ISO_ENV_IALLREDUCE, PAIRWISE, &wanted) < 0) return 0;
+    return wanted == PAIRWISE || wanted == HALVING ? (int)wanted : 0;
 }
 
 // ---- Post -----------------------------------------------------------------------------------------

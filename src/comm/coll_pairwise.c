@@ -3,25 +3,28 @@
 #include "comm/pairwise.h"
 
 #include "comm/channel_impl.h"
+#include "comm/traffic.h"
 
 #include <string.h>
 
-#define SLICE_UNIT 16 // elements: slices begin on cache lines
-
-bool iso__pairwise_is_best(const iso__engine *engine, int size) {
+// ISO_IALLREDUCE 5 sums directly as long as that takes few messages, and 6 never.
+int iso__pairwise_choice(const iso__engine *engine, int size) {
     bool power = (size & (size - 1)) == 0;
-    return engine->pairwise && size <= ISO_PAIRWISE_MOST && !power;
+    if (engine->pairwise == 0 || power) return 0;
+    return engine->pairwise == ISO_SUM_HALVING || size > ISO_PAIRWISE_MOST ? ISO_SUM_HALVING
+                                                                           : ISO_SUM_PAIRWISE;
 }
 
 size_t iso__pairwise_least_bytes(const iso__engine *engine, int size) {
-    return iso__pairwise_is_best(engine, size) ? (size_t)size * ISO_PAIRWISE_SLICE : 0;
+    bool directly = iso__pairwise_choice(engine, size) == ISO_SUM_PAIRWISE;
+    return directly ? (size_t)size * ISO_PAIRWISE_SLICE : 0;
 }
 
-// ---- Slices ---------------------------------------------------------------------------------------
+// ---- Directly: slices ---------------------------------------------------------------------------------------
 
 static size_t slice_at(const iso__pairwise_sum *s, int rank) {
-    size_t units = s->count / SLICE_UNIT, size = (size_t)s->pool->size;
-    return rank == s->pool->size ? s->count : units * (size_t)rank / size * SLICE_UNIT;
+    size_t units = s->count / ISO_SLICE_UNIT, size = (size_t)s->pool->size;
+    return rank == s->pool->size ? s->count : units * (size_t)rank / size * ISO_SLICE_UNIT;
 }
 
 static size_t slice_count(const iso__pairwise_sum *s, int rank) {
@@ -42,12 +45,12 @@ static char *block_of(const iso__pairwise_sum *s, int rank) {
 
 static int send_slice(iso__pairwise_sum *s, int slice, int to) {
     return iso__stages_send(&s->base, slice_of(s, slice), (int)slice_count(s, slice),
-                            iso__mpi_type(s->base.request->dtype), to, s->tag + s->summed);
+                            iso__mpi_type(s->base.request->dtype), to, s->tag + s->stage);
 }
 
 static int receive_slice(iso__pairwise_sum *s, int slice, int from, char *to) {
     return iso__stages_receive(&s->base, to, (int)slice_count(s, slice),
-                               iso__mpi_type(s->base.request->dtype), from, s->tag + s->summed);
+                               iso__mpi_type(s->base.request->dtype), from, s->tag + s->stage);
 }
 
 // Begins the messages of a stage. In step k each rank sends to the k-th rank after it, so that no
@@ -57,9 +60,9 @@ static int post_stage(iso__pairwise_sum *s) {
     if (iso__engine_reserve(s->pool->engine, 2 * (size - 1)) < 0) return MPI_ERR_NO_MEM;
     for (int k = 1; k < size; k++) {
         int to = (own + k) % size, from = (own - k + size) % size;
-        int rc = s->summed ? receive_slice(s, from, from, slice_of(s, from))
-                           : receive_slice(s, own, from, block_of(s, from));
-        if (rc == MPI_SUCCESS) rc = send_slice(s, s->summed ? own : to, to);
+        int rc = s->stage == 1 ? receive_slice(s, from, from, slice_of(s, from))
+                               : receive_slice(s, own, from, block_of(s, from));
+        if (rc == MPI_SUCCESS) rc = send_slice(s, s->stage == 1 ? own : to, to);
         if (rc != MPI_SUCCESS) return rc;
     }
     return MPI_SUCCESS;
@@ -70,6 +73,7 @@ static int post_stage(iso__pairwise_sum *s) {
 // Adds up this rank's slice in the order of isotherm/comm.h.
 static int add_slices(iso__pairwise_sum *s) {
     int own = s->pool->rank, size = s->pool->size;
+    if (s->stage == 1) return MPI_SUCCESS;
     size_t count = slice_count(s, own);
     char **block = s->pool->block;
     for (int r = 0; r < size; r++) block[r] = r == own ? slice_of(s, own) : block_of(s, r);
@@ -79,15 +83,36 @@ static int add_slices(iso__pairwise_sum *s) {
     return rc;
 }
 
+// ---- Directly: schedule -----------------------------------------------------------------------------
+
+static int two_stages(const iso__pairwise *p) {
+    (void)p;
+    return 2;
+}
+
+static int messages_of(const iso__pairwise *p) { return 2 * (p->size - 1); }
+
+static size_t block_bytes(const iso__pairwise *p, size_t bytes) {
+    size_t ranks = (size_t)p->size, each = bytes / ranks + 2 * ISO_SLICE_UNIT * sizeof(double);
+    return (ranks - 1) * each;
+}
+
+static const iso__pairwise_schedule directly = {.stages = two_stages,
+                                                .messages = messages_of,
+                                                .block_bytes = block_bytes,
+                                                .post = post_stage,
+                                                .add = add_slices};
+
 // ---- Progress -------------------------------------------------------------------------------------
 
 static void advance_sum(iso__stages *stages) {
     iso__pairwise_sum *s = iso_container_of(stages, iso__pairwise_sum, base);
+    const iso__pairwise *p = s->pool;
     int rc = stages->error;
-    if (rc == MPI_SUCCESS && !s->summed) {
-        rc = add_slices(s);
-        s->summed = true;
-        if (rc == MPI_SUCCESS) rc = post_stage(s);
+    while (rc == MPI_SUCCESS && s->stage < p->stages) {
+        rc = p->schedule->add(s);
+        s->stage++;
+        if (rc == MPI_SUCCESS && s->stage < p->stages) rc = p->schedule->post(s);
         if (rc == MPI_SUCCESS && stages->messages > 0) return;
     }
     iso__stages_end(stages, rc);
@@ -123,8 +148,8 @@ int iso__pairwise_post(iso__pairwise *pairwise, int place, iso_request *request,
     s->data = request->next;
     s->count = count;
     s->tag = ISO_STAGES_PAIRWISE + (int)(2 * (pairwise->turn++ % ISO_STAGES_TURNS));
-    s->summed = false;
-    return iso__stages_begun(&s->base, post_stage(s));
+    s->stage = 0;
+    return iso__stages_begun(&s->base, pairwise->schedule->post(s));
 }
 
 static iso_status post_chunk(iso_request *request) {
@@ -142,16 +167,14 @@ const iso__collective_ops iso__collective_pairwise = {.post = post_chunk,
 // ---- Life -----------------------------------------------------------------------------------------
 
 static iso_status make_blocks(iso__pairwise *p, const size_t *bytes, int count) {
-    size_t ranks = (size_t)p->size;
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*p->sum), (void **)&p->sum));
-    ISO_TRY(iso__alloc_zero(ranks * sizeof(*p->block), (void **)&p->block));
+    ISO_TRY(iso__alloc_zero((size_t)p->size * sizeof(*p->block), (void **)&p->block));
     p->count = count;
     for (int i = 0; i < count; i++) {
-        size_t each = bytes[i] / ranks + 2 * SLICE_UNIT * sizeof(double);
         p->sum[i].pool = p;
         if (bytes[i] == 0) continue;
-        ISO_TRY(iso__alloc((ranks - 1) * each, (void **)&p->sum[i].blocks));
-        p->promised += 2 * (p->size - 1);
+        ISO_TRY(iso__alloc(p->schedule->block_bytes(p, bytes[i]), (void **)&p->sum[i].blocks));
+        p->promised += p->schedule->messages(p);
     }
     return ISO_OK;
 }
@@ -163,6 +186,9 @@ iso_status iso__pairwise_create(iso__engine *engine, const iso__pairwise_config 
     ISO_TRY(iso__alloc_zero(sizeof(*p), (void **)&p));
     *p = (iso__pairwise){
         .engine = engine, .rank = config->rank, .size = config->size, .fixed = config->fixed};
+    bool halves = iso__pairwise_choice(engine, p->size) == ISO_SUM_HALVING;
+    p->schedule = halves ? &iso__pairwise_by_halves : &directly;
+    p->stages = p->schedule->stages(p);
     iso_status status = make_blocks(p, config->bytes, config->count);
     if (status < 0) p->promised = 0;
     if (status == ISO_OK) status = iso__stages_promise(engine, p->promised);

@@ -46,9 +46,7 @@ static iso_status judge_setting(iso_comm *comm, bool *may_set) {
 
 // The search takes Open MPI a fifth of a second, so it is repeated only to set what could not be
 // set before. Also on a rank that could not get an engine, as it still takes part in reductions.
-// Gives Open MPI's number of the algorithm, with WITH_PAIRWISE added if channels may use
-// pairwise.h.
-enum { WITH_PAIRWISE = 10 };
+// Gives Open MPI's number of the algorithm, with ten times engine->pairwise added.
 static iso_status choose_algorithm(iso_comm *comm, int *number) {
     iso__engine *engine = comm->engine;
     char unused[sizeof(engine->algorithm)];
@@ -56,17 +54,17 @@ static iso_status choose_algorithm(iso_comm *comm, int *number) {
     ISO_TRY(judge_setting(comm, &may_set));
     if (!engine) {
         *number = iso__choose_algorithm(may_set, unused, sizeof(unused));
-        *number += iso__pairwise_is_wanted(*number) ? WITH_PAIRWISE : 0;
+        *number += 10 * iso__pairwise_allowed(*number);
         return ISO_OK;
     }
     if (!engine->algorithm[0] || may_set) {
         engine->algorithm_number =
             iso__choose_algorithm(may_set, engine->algorithm, sizeof(engine->algorithm));
-        engine->pairwise = iso__pairwise_is_wanted(engine->algorithm_number);
+        engine->pairwise = iso__pairwise_allowed(engine->algorithm_number);
     }
     log_choices(comm, atomic_load(&chosen_for_job));
     iso__debug_environment();
-    *number = engine->algorithm_number + (engine->pairwise ? WITH_PAIRWISE : 0);
+    *number = engine->algorithm_number + 10 * engine->pairwise;
     return ISO_OK;
 }
 
@@ -177,9 +175,9 @@ static iso_status compare_algorithms(iso_comm *comm, int own) {
     iso__comm_lose(comm); // whose agreements are reductions
     return ISO_FAIL(
         ISO_ERR_MPI,
-        "the ranks sum by different all-reduce algorithms, of numbers from %d to %d (10 "
-        "more: with pairwise exchange): ISO_IALLREDUCE differs, or MPI could not set it on some of "
-        "them",
+        "the ranks sum by different all-reduce algorithms, of numbers from %d to %d (50 or "
+        "60 more: with pairwise exchange): ISO_IALLREDUCE differs, or MPI could not set it on some "
+        "of them",
         (int)ends[0], (int)-ends[1]);
 }
 

@@ -30,7 +30,7 @@ typedef struct iso__engine {
     char why[96];
     char algorithm[128];  // of all-reduces, with the reason; chosen by the first communicator
     int algorithm_number; // Open MPI's; 0: not known
-    bool pairwise;        // ISO_IALLREDUCE allows it, pairwise.h
+    int pairwise;         // 0, or the value of ISO_IALLREDUCE that allows it (pairwise.h)
     int waiters;          // threads inside a wait: they drive progress instead of the helper
     double sleep_us;      // of the helper between tests, adapted within [ISO_SLEEP_MIN_US,
                           // ISO_SLEEP_MAX_US]

@@ -23,24 +23,26 @@ static iso_status measure_cost(iso__hierarchy *h) {
     ISO_TRY(iso__alloc((size_t)h->nodes * sizeof(*node_of), (void **)&node_of));
     for (int n = 0; n < h->nodes; n++) node_of[n] = n;
     const iso__engine *engine = h->world->engine;
-    bool pairwise = iso__pairwise_is_best(engine, h->nodes);
-    h->cost =
-        iso__sum_cost_of(pairwise ? ISO_SUM_PAIRWISE : engine->algorithm_number, node_of, h->nodes);
+    int choice = iso__pairwise_choice(engine, h->nodes);
+    h->cost = iso__sum_cost_of(choice ? choice : engine->algorithm_number, node_of, h->nodes);
     h->cost.all += 2.0 * (h->world->size - h->nodes);
     iso__free(node_of);
     return ISO_OK;
 }
 
-// With pairwise exchange: together 1 MB, or more between more than 15 nodes.
-enum { PIECES_AT_ONCE = 8 };
+// With pairwise exchange: together 1 MB, or more between more than 15 nodes. By halves a piece
+// takes many rounds, so more are under way.
+enum { PIECES_AT_ONCE = 8, PIECES_BY_HALVES = 32 };
 
 static iso_status make_pairwise(iso__hierarchy *h, const iso_comm *across) {
     iso__engine *engine = h->world->engine;
-    size_t bytes[PIECES_AT_ONCE];
-    if (!across || !iso__pairwise_is_best(engine, across->size)) return ISO_OK;
-    for (int i = 0; i < PIECES_AT_ONCE; i++) bytes[i] = h->piece * sizeof(float);
+    size_t bytes[PIECES_BY_HALVES];
+    int choice = across ? iso__pairwise_choice(engine, across->size) : 0;
+    if (choice == 0) return ISO_OK;
+    int count = choice == ISO_SUM_HALVING ? PIECES_BY_HALVES : PIECES_AT_ONCE;
+    for (int i = 0; i < count; i++) bytes[i] = h->piece * sizeof(float);
     iso__pairwise_config config = {
-        .rank = across->rank, .size = across->size, .count = PIECES_AT_ONCE, .bytes = bytes};
+        .rank = across->rank, .size = across->size, .count = count, .bytes = bytes};
     return iso__pairwise_create(engine, &config, &h->pairwise);
 }
 

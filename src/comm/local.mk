@@ -12,6 +12,7 @@ libiso_core_la_SOURCES += \
     src/comm/channel_places.c \
     src/comm/channel_ways.c \
     src/comm/coll_blocks.c \
+    src/comm/coll_halving.c \
     src/comm/coll_hierarchy.c \
     src/comm/coll_message.c \
     src/comm/coll_mpi.c \

@@ -1,22 +1,29 @@
 // SPDX-License-Identifier: MIT
-// Private to src/comm: sums by pairwise exchange, in two stages of messages between all pairs of
-// ranks. Each rank receives its slice of every other rank's data, adds up the slices, and sends the
-// sum to every other rank.
+// Private to src/comm: sums by pairwise exchange, in stages of messages between pairs of ranks.
+// There are two schedules. Directly: each rank receives its slice of every other rank's data, adds
+// up the slices, and sends the sum to every other rank; two stages, 2 (P - 1) messages of a rank.
+// By halves: ranks exchange halves of what is left with ever more distant partners, and gather the
+// sums in the same way; 2 log2(P) + 2 stages of up to four messages.
 //
-// A rank sends 2 (P - 1) / P of its bytes, the least that a sum can take. Open MPI's Rabenseifner
-// sends as little only if P is a power of two; with three ranks its busiest rank sends nearly twice
-// as much. Each element is added in the order that isotherm/comm.h gives, so the bits are those of
-// Rabenseifner's algorithm, and depend neither on its place nor on the length of the data.
+// All ranks together send 2 (P - 1) times the data, the least that a sum can take, and each rank
+// its share, 2 (P - 1) / P. Open MPI's Rabenseifner sends as little only if P is a power of two;
+// with three ranks its busiest rank sends nearly twice as much. Each element is added in the order
+// that isotherm/comm.h gives, so the bits are those of Rabenseifner's algorithm, and depend neither
+// on its place, nor on the length of the data, nor on the schedule.
 #ifndef ISO_PAIRWISE_H
 #define ISO_PAIRWISE_H
 
 #include "comm/stages.h"
 
-// The most ranks that sum this way. Each of the 2 (P - 1) messages of a sum costs a rank work, so
-// long data is cut into sums of up to ISO_PAIRWISE_SLICE bytes for each rank, and its messages have
-// at least half as many. Measured with 24 hosts, simulated without the cost of messages with 96.
+// The most ranks that sum directly. Each message of a sum costs a rank work, so long data is cut
+// into sums of up to ISO_PAIRWISE_SLICE bytes for each rank, and its messages have at least half as
+// many. Measured with 24 hosts, simulated without the cost of messages with 96.
 #define ISO_PAIRWISE_MOST  128
 #define ISO_PAIRWISE_SLICE ((size_t)8192)
+// In elements: slices and halves begin on cache lines.
+#define ISO_SLICE_UNIT 16
+// By halves: the most messages of a stage, two halves in and out.
+#define ISO_HALVING_MESSAGES 4
 
 // One sum.
 typedef struct iso__pairwise_sum {
@@ -24,28 +31,49 @@ typedef struct iso__pairwise_sum {
     struct iso__pairwise *pool;
     char *data;
     size_t count; // elements
-    char *blocks; // this rank's slice of the other ranks' data
-    int tag;
-    bool summed; // in the second stage
+    char *blocks; // receives what this rank is to add
+    int tag, stage;
 } iso__pairwise_sum;
+
+// What differs between the schedules.
+typedef struct iso__pairwise_schedule {
+    // Of one sum: the number of stages; the most messages of a stage; the bytes of `blocks`, for
+    // `bytes` of data.
+    int (*stages)(const struct iso__pairwise *pairwise);
+    int (*messages)(const struct iso__pairwise *pairwise);
+    size_t (*block_bytes)(const struct iso__pairwise *pairwise, size_t bytes);
+    // Begins the messages of sum->stage, and adds what they have brought. Return an MPI return
+    // code.
+    int (*post)(iso__pairwise_sum *sum);
+    int (*add)(iso__pairwise_sum *sum);
+} iso__pairwise_schedule;
+extern const iso__pairwise_schedule iso__pairwise_by_halves; // coll_halving.c
 
 // The sums that can be under way at once on one communicator. The engine's lock guards it.
 typedef struct iso__pairwise {
     iso__engine *engine;
+    const iso__pairwise_schedule *schedule;
+    int stages;
     int rank, size; // in the communicator
     int count;
     bool fixed;
     iso__pairwise_sum *sum;
-    char **block; // [size]
+    char **block; // [size]; for sums made directly
     unsigned turn;
     int promised; // MPI requests of the engine
 } iso__pairwise;
 
-// Whether ISO_IALLREDUCE allows it, with Open MPI's algorithm `number` (coll_mpi.c).
-bool iso__pairwise_is_wanted(int number);
-// Whether so many ranks sum so, if each is on a node of its own.
-bool iso__pairwise_is_best(const iso__engine *engine, int size);
-// The least length at which to cut long data for them; 0 if they sum in another way.
+// How so many ranks sum, if each is on a node of its own: ISO_SUM_PAIRWISE, ISO_SUM_HALVING
+// (traffic.h), or 0: by MPI's all-reduce.
+int iso__pairwise_choice(const iso__engine *engine, int size);
+// Whether they sum by pairwise exchange.
+static inline bool iso__pairwise_is_best(const iso__engine *engine, int size) {
+    return iso__pairwise_choice(engine, size) != 0;
+}
+// The value of ISO_IALLREDUCE if it allows pairwise exchange where Open MPI's algorithm has this
+// number, otherwise 0 (coll_mpi.c).
+int iso__pairwise_allowed(int number);
+// The least length at which to cut long data for them; 0: any.
 size_t iso__pairwise_least_bytes(const iso__engine *engine, int size);
 
 // Local. For `count` sums at once, of at most bytes[i] each, on a communicator in which this rank

@@ -53,7 +53,7 @@ static int power_below(int size) {
 // Ranks exchange halves of the remaining vector with ever more distant partners, and gather the
 // result in the same way. A pair of neighbours shares the first sum: half a vector each way, and
 // half back.
-static void add_halving(tally *t, int size) {
+static void add_rabenseifner(tally *t, int size) {
     int power = power_below(size), beyond = size - power;
     for (int r = 0; r < 2 * beyond; r += 2) {
         add_message(t, r, r + 1, 0.5 + 1);
@@ -85,13 +85,27 @@ static void add_pairwise(tally *t, int size) {
             if (to != r) add_message(t, r, to, 2.0 / size);
 }
 
+// The same, but both neighbours go on with half a vector each, which halves what a rank sends.
+static void add_halving(tally *t, int size) {
+    int power = power_below(size), beyond = size - power;
+    for (int r = 0; r < 2 * beyond; r++) add_message(t, r, r ^ 1, 0.5 + 0.5);
+    double fraction = 0.5;
+    for (int distance = 1; distance < power; distance *= 2, fraction /= 2)
+        for (int i = 0; i < 2 * power; i++) {
+            int v = i / 2, half = i % 2;
+            add_message(t, paired_rank(v, beyond, half), paired_rank(v ^ distance, beyond, half),
+                        fraction);
+        }
+}
+
 iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size) {
     tally t = {.node_of = node_of};
     switch (algorithm) {
     case BINOMIAL: add_trees(&t, size); break;
-    case RABENSEIFNER: add_halving(&t, size); break;
+    case RABENSEIFNER: add_rabenseifner(&t, size); break;
     case RECURSIVE_DOUBLING: add_doubling(&t, size); break;
     case ISO_SUM_PAIRWISE: add_pairwise(&t, size); break;
+    case ISO_SUM_HALVING: add_halving(&t, size); break;
     default: add_ring(&t, size); // also if the algorithm is unknown
     }
     return t.cost;
@@ -106,8 +120,8 @@ iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of) {
     iso__sum_cost cost = iso__sum_cost_of(comm->engine->algorithm_number, node_of, comm->size);
     comm->sum_all = cost.all;
     comm->sum_between = cost.between;
-    if (comm->size <= ISO_PAIRWISE_MOST)
-        comm->pairwise_between = iso__sum_cost_of(ISO_SUM_PAIRWISE, node_of, comm->size).between;
+    int choice = iso__pairwise_choice(comm->engine, comm->size);
+    if (choice != 0) comm->pairwise_between = iso__sum_cost_of(choice, node_of, comm->size).between;
     comm->elsewhere = 0;
     for (int r = 0; r < comm->size; r++) comm->elsewhere += node_of[r] != node_of[comm->rank];
     return ISO_OK;

@@ -22,8 +22,8 @@ int iso__comm_nodes(const iso_comm *comm, bool *equal);
 
 // The total length of the messages of one all-reduce, as multiples of the bytes of one rank: of all
 // messages, and of those between nodes. algorithm: a value of Open MPI's
-// coll_libnbc_iallreduce_algorithm, or ISO_SUM_PAIRWISE (pairwise.h).
-enum { ISO_SUM_PAIRWISE = 5 };
+// coll_libnbc_iallreduce_algorithm, or one of pairwise exchange (pairwise.h): directly, by halves.
+enum { ISO_SUM_PAIRWISE = 5, ISO_SUM_HALVING };
 typedef struct iso__sum_cost {
     double all, between;
 } iso__sum_cost;

@@ -19,6 +19,12 @@ SUITE(3);
 SUITE(4);
 SUITE(5);
 SUITE(6);
+// Three nodes exchange by halves, as more than 128 do.
+static void setup_halving(void) {
+    setenv("ISO_IALLREDUCE", "6", 1);
+    test_mpi_setup();
+}
+TestSuite(np6_hierarchy_halving, .init = setup_halving, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np4_hierarchy_life, .init = test_mpi_setup_bare, .timeout = 60);
 
 // ---- In MPI's place -------------------------------------------------------------------------------
@@ -196,6 +202,7 @@ Test(np4_hierarchy, sums_of_every_length) { sums_of_every_length("2"); }
 Test(np5_hierarchy, sums_of_every_length) { sums_of_every_length("3"); }
 Test(np6_hierarchy, sums_of_every_length_in_two_nodes) { sums_of_every_length("3"); }
 Test(np6_hierarchy, sums_of_every_length_in_three_nodes) { sums_of_every_length("2"); }
+Test(np6_hierarchy_halving, sums_of_every_length_in_three_nodes) { sums_of_every_length("2"); }
 
 // So lazy steps have the bits of blocking ones, and all ranks the same.
 static void bits_do_not_depend_on_chunks(const char *ranks_per_node) {
@@ -219,7 +226,7 @@ Test(np5_hierarchy, bits_do_not_depend_on_chunks) { bits_do_not_depend_on_chunks
 Test(np6_hierarchy, bits_do_not_depend_on_chunks) { bits_do_not_depend_on_chunks("3"); }
 
 // More pieces of a slice than may be under way at once, of two channels.
-Test(np6_hierarchy, many_pieces_in_three_nodes) {
+static void many_pieces_in_three_nodes(void) {
     enum { COUNT = 1500007 };
     rig a, b;
     create_rig(&a, "2", COUNT, SIZE_MAX / 8);
@@ -237,6 +244,8 @@ Test(np6_hierarchy, many_pieces_in_three_nodes) {
     destroy_rig(&b);
     destroy_rig(&a);
 }
+Test(np6_hierarchy, many_pieces_in_three_nodes) { many_pieces_in_three_nodes(); }
+Test(np6_hierarchy_halving, many_pieces_in_three_nodes) { many_pieces_in_three_nodes(); }
 
 // ---- Faults ---------------------------------------------------------------------------------------
 

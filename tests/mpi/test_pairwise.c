@@ -23,6 +23,18 @@ static void setup_poll(void) {
     setenv("ISO_PROGRESS", "poll", 1);
     test_mpi_setup();
 }
+static void setup_halving(void) {
+    setenv("ISO_IALLREDUCE", "6", 1);
+    test_mpi_setup();
+}
+static void setup_halving_bare(void) {
+    setenv("ISO_IALLREDUCE", "6", 1);
+    test_mpi_setup_bare();
+}
+static void setup_halving_poll(void) {
+    setenv("ISO_IALLREDUCE", "6", 1);
+    setup_poll();
+}
 
 #define SUITE(ranks)                                                                               \
     TestSuite(np##ranks##_pairwise, .init = test_mpi_setup, .fini = test_mpi_teardown,             \
@@ -43,6 +55,18 @@ static void setup_unknown(void) {
 }
 TestSuite(np5_pairwise_unknown, .init = setup_unknown, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_pairwise_life, .init = test_mpi_setup_bare, .timeout = 60);
+
+// By halves, as between more than 128 ranks.
+#define HALVING_SUITE(ranks)                                                                       \
+    TestSuite(np##ranks##_halving, .init = setup_halving, .fini = test_mpi_teardown, .timeout = 60)
+HALVING_SUITE(3);
+HALVING_SUITE(4);
+HALVING_SUITE(5);
+HALVING_SUITE(6);
+HALVING_SUITE(7);
+HALVING_SUITE(17);
+TestSuite(np7_halving_poll, .init = setup_halving_poll, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np5_halving_life, .init = setup_halving_bare, .timeout = 60);
 
 // ---- In MPI's place -------------------------------------------------------------------------------
 
@@ -193,12 +217,20 @@ Test(np6_pairwise, sums_have_one_order) { sums_have_one_order(); }
 Test(np7_pairwise, sums_have_one_order) { sums_have_one_order(); }
 Test(np3_pairwise_poll, sums_have_one_order) { sums_have_one_order(); }
 
+Test(np3_halving, sums_have_one_order) { sums_have_one_order(); }
+Test(np5_halving, sums_have_one_order) { sums_have_one_order(); }
+Test(np6_halving, sums_have_one_order) { sums_have_one_order(); }
+Test(np7_halving, sums_have_one_order) { sums_have_one_order(); }
+Test(np7_halving_poll, sums_have_one_order) { sums_have_one_order(); }
+
 // A rank more than a power of two.
-Test(np17_pairwise, sums_have_one_order) {
+static void of_seventeen_ranks_have_one_order(void) {
     static const size_t some[] = {1, 300, 4099};
     for (int k = 0; k < 3; k++) has_one_order(ISO_F32, some[k], 1 << 20);
     iso_assert_all(reductions == 0 && messages > 0);
 }
+Test(np17_pairwise, sums_have_one_order) { of_seventeen_ranks_have_one_order(); }
+Test(np17_halving, sums_have_one_order) { of_seventeen_ranks_have_one_order(); }
 
 static void chunks_suffice(const char *per_node, size_t expected) {
     setenv("ISO_RANKS_PER_NODE", per_node, 1);
@@ -210,6 +242,7 @@ static void chunks_suffice(const char *per_node, size_t expected) {
 // Up to 8 KiB for each rank that a message goes to.
 Test(np3_pairwise, chunks_are_not_cut_into_short_messages) { chunks_suffice("1", 3 * 8192); }
 Test(np4_pairwise, other_sums_take_any_chunk) { chunks_suffice("1", 0); }
+Test(np3_halving, sums_take_any_chunk) { chunks_suffice("1", 0); }
 
 Test(np6_pairwise, chunks_of_two_levels_are_as_long_for_each_slice) {
     iso__channel_nodes three = {.nodes = 3, .slices = 2}, two = {.nodes = 2, .slices = 3};
@@ -231,14 +264,36 @@ static void has_the_bits_of_rabenseifners(void) {
 Test(np3_pairwise_never, has_the_bits_of_rabenseifners) { has_the_bits_of_rabenseifners(); }
 Test(np5_pairwise_never, has_the_bits_of_rabenseifners) { has_the_bits_of_rabenseifners(); }
 
-Test(np4_pairwise, is_not_for_a_power_of_two) {
+static void is_not_for_a_power_of_two(void) {
     has_one_order(ISO_F32, 1000, 1024);
     iso_assert_all(reductions > 0 && messages == 0);
+}
+Test(np4_pairwise, is_not_for_a_power_of_two) { is_not_for_a_power_of_two(); }
+Test(np4_halving, is_not_for_a_power_of_two) { is_not_for_a_power_of_two(); }
+
+static iso__sum_cost cost_apart(int algorithm, int ranks) {
+    int64_t node_of[1000];
+    for (int r = 0; r < ranks; r++) node_of[r] = r;
+    return iso__sum_cost_of(algorithm, node_of, ranks);
+}
+
+// From one rank more on than sum directly.
+Test(np3_pairwise, is_by_halves_between_many_ranks) {
+    iso__engine *engine = test_comm->engine;
+    bool directly = iso__pairwise_choice(engine, 127) == ISO_SUM_PAIRWISE;
+    bool halves = iso__pairwise_choice(engine, 129) == ISO_SUM_HALVING &&
+                  iso__pairwise_choice(engine, 1000) == ISO_SUM_HALVING;
+    double all = cost_apart(ISO_SUM_HALVING, 1000).all;
+    iso_assert_all(directly && halves && iso__pairwise_choice(engine, 128) == 0 &&
+                   iso__pairwise_choice(engine, 1024) == 0);
+    iso_assert_all(fabs(all - 2 * 999) < 1e-6);
 }
 
 // ---- Bytes ----------------------------------------------------------------------------------------
 
-// All ranks together send 2 (P - 1) times the data, the least that a sum takes.
+// All ranks together send 2 (P - 1) times the data, the least that a sum takes. No rank sends more
+// than 2 - 1 / Q times the data, Q the power of two below P, but for what slices and halves differ
+// by. Rabenseifner's algorithm sends up to 5/2 times.
 static void sends_the_least(void) {
     enum { COUNT = 7001 };
     rig r;
@@ -248,14 +303,20 @@ static void sends_the_least(void) {
     iso_assert_ok(sum(&r));
     iso__channel_count(r.channel, 0, &counted);
     int64_t all[2] = {sent, counted.bytes_sent};
+    int power = test_size == 3 ? 2 : 4;
+    bool fair = sent <= (int64_t)sizeof(float) * (2 * COUNT - COUNT / power + 128);
     iso_assert_ok(iso_comm_allreduce_i64(test_comm, all, 2, ISO_SUM));
     iso_assert_all(all[0] == 2 * (test_size - 1) * COUNT * (int64_t)sizeof(float));
     iso_assert_all(all[1] == all[0]);
+    iso_assert_all(fair);
     destroy_rig(&r);
 }
 
 Test(np3_pairwise, sends_the_least) { sends_the_least(); }
 Test(np5_pairwise, sends_the_least) { sends_the_least(); }
+Test(np3_halving, sends_the_least) { sends_the_least(); }
+Test(np5_halving, sends_the_least) { sends_the_least(); }
+Test(np7_halving, sends_the_least) { sends_the_least(); }
 
 // Ranks of a node are better added before anything leaves it, as MPI's all-reduce does.
 static void leaves_nodes_with_several_ranks_to_mpi(const char *ranks_per_node, bool several) {
@@ -325,6 +386,8 @@ static void later_rounds_allocate_nothing(size_t window) {
 }
 
 Test(np3_pairwise, later_rounds_allocate_nothing) { later_rounds_allocate_nothing(SIZE_MAX); }
+Test(np3_halving, later_rounds_allocate_nothing) { later_rounds_allocate_nothing(SIZE_MAX); }
+Test(np7_halving, later_rounds_allocate_nothing) { later_rounds_allocate_nothing(SIZE_MAX); }
 Test(np5_pairwise, later_rounds_allocate_nothing) { later_rounds_allocate_nothing(SIZE_MAX); }
 Test(np5_pairwise, later_rounds_allocate_nothing_in_a_window) {
     later_rounds_allocate_nothing(3 * EACH * sizeof(float));
@@ -350,7 +413,7 @@ Test(np3_pairwise, takes_memory_for_what_is_summed) {
 }
 
 // More sums than there are tags, with ranks of random speed.
-Test(np3_pairwise, tags_repeat) {
+static void tags_repeat(void) {
     enum { SUMS = 60, ROUNDS = 160, COUNT = 64 }; // 9600
     static float data[SUMS][COUNT];
     iso__channel_item item[SUMS];
@@ -377,12 +440,15 @@ Test(np3_pairwise, tags_repeat) {
     iso_assert_all(right);
     iso_assert_all(iso__channel_destroy(&c));
 }
+Test(np3_pairwise, tags_repeat) { tags_repeat(); }
+Test(np3_halving, tags_repeat) { tags_repeat(); }
 
 // ---- Faults ---------------------------------------------------------------------------------------
 
-// A message of one rank fails, in the first stage or in the second one. That rank says so at once,
-// and the others time out. Memory that MPI may still use is kept.
-static void a_message_fails(int number) {
+// The message with this number of rank 1 fails. That rank says so at once, and the others time out:
+// if it is the last one of the sum, only rank 0, for which it was. Memory that MPI may still use is
+// kept.
+static void a_message_fails(int number, bool last) {
     rig r;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &test_comm));
     create_rig(&r, test_comm, ISO_F32, 1000, 1 << 20);
@@ -390,19 +456,25 @@ static void a_message_fails(int number) {
     fails_at = test_rank == 1 ? number : 0;
     iso_status status = sum(&r);
     const char *said = iso_last_error()->message;
-    iso_assert_all(status == (test_rank == 1 ? ISO_ERR_MPI : ISO_ERR_TIMEOUT));
+    iso_status expected = last && test_rank > 1 ? ISO_OK : ISO_ERR_TIMEOUT;
+    iso_assert_all(status == (test_rank == 1 ? ISO_ERR_MPI : expected));
     iso_assert_all(test_rank != 1 || strstr(said, "the exchange of \"x\" failed"));
     iso_assert_all(test_rank != 1 || sum(&r) == ISO_ERR_MPI);
     bool kept = !iso__channel_destroy(&r.channel);
-    iso_assert_all(kept || test_rank == 1);
+    iso_assert_all(test_rank == 1 || kept == (expected == ISO_ERR_TIMEOUT));
     MPI_Finalize(); // what has failed stays
 }
 
-Test(np3_pairwise_life, a_message_of_the_first_stage_fails) { a_message_fails(2); }
-Test(np3_pairwise_life, a_message_of_the_second_stage_fails) { a_message_fails(3); }
+Test(np3_pairwise_life, a_message_of_the_first_stage_fails) { a_message_fails(2, false); }
+Test(np3_pairwise_life, a_message_of_the_second_stage_fails) { a_message_fails(3, false); }
+// Between neighbours, then of both levels, down and up, and between neighbours again.
+Test(np5_halving_life, the_first_message_fails) { a_message_fails(1, false); }
+Test(np5_halving_life, a_message_of_a_level_fails) { a_message_fails(2, false); }
+Test(np5_halving_life, a_message_that_gathers_fails) { a_message_fails(4, false); }
+Test(np5_halving_life, the_last_message_fails) { a_message_fails(6, true); }
 
 // A rank is late, the others time out and name it; then it comes.
-Test(np3_pairwise, a_late_rank_is_named_and_waited_for) {
+static void a_late_rank_is_named_and_waited_for(void) {
     rig r;
     create_rig(&r, test_comm, ISO_F32, 1000, 512);
     bool late = test_rank == 2;
@@ -417,3 +489,6 @@ Test(np3_pairwise, a_late_rank_is_named_and_waited_for) {
     iso_assert_all(is_summed(&r));
     destroy_rig(&r);
 }
+
+Test(np3_pairwise, a_late_rank_is_named_and_waited_for) { a_late_rank_is_named_and_waited_for(); }
+Test(np3_halving, a_late_rank_is_named_and_waited_for) { a_late_rank_is_named_and_waited_for(); }

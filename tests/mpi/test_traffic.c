@@ -68,6 +68,7 @@ Test(np1_traffic, follows_the_messages_of_each_algorithm) {
         expect_all(RABENSEIFNER, size, halving[size - 2]);
         expect_all(RECURSIVE_DOUBLING, size, doubling[size - 2]);
         expect_all(ISO_SUM_PAIRWISE, size, 2 * (size - 1));
+        expect_all(ISO_SUM_HALVING, size, 2 * (size - 1));
     }
 }
 
@@ -89,6 +90,8 @@ Test(np1_traffic, what_crosses_nodes_depends_on_where_ranks_are) {
     expect_between(ISO_SUM_PAIRWISE, 0, 0, 2, 2, 4);
     expect_between(ISO_SUM_PAIRWISE, 0, 1, 0, 1, 4);
     expect_between(ISO_SUM_PAIRWISE, 0, 0, 0, 3, 3);
+    expect_between(ISO_SUM_HALVING, 0, 0, 2, 2, 2);
+    expect_between(ISO_SUM_HALVING, 0, 1, 0, 1, 4);
 }
 
 // ---- Training -------------------------------------------------------------------------------------

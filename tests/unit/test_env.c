@@ -64,7 +64,7 @@ Test(env, bad_values_of_the_environment_are_refused) {
         {"ISO_WATCHDOG", "no", "give a number from 0 to 1e+09", "10"},
         {"ISO_RANKS_PER_NODE", "1.5", "give a whole number from 1 to 1e+06", "4"},
         {"ISO_NODE_COLLECTIVE", "shm nccl", "give auto, nccl, nccl-all, shm or mpi", "shm"},
-        {"ISO_IALLREDUCE", "6", "give a whole number from 0 to 5", "0"},
+        {"ISO_IALLREDUCE", "7", "give a whole number from 0 to 6", "0"},
         {"ISO_CPU_KERNELS", "one", "give onednn, cblas or reference", "reference"},
         {"ISO_CUDA_CONV", "CUDNN", "give cudnn or gemm", "gemm"},
         {"ISO_CUDA_GRAPHS", "yes", "give a whole number from 0 to 1", "1"}};
