@@ -57,6 +57,7 @@ nobase_dist_doc_DATA = \
     docs/measurements/scale-predictions-gradients-2026-11-26.txt \
     docs/measurements/scale-predictions-network-2026-11-27.txt \
     docs/measurements/scale-pairwise-2026-11-28.jsonl \
+    docs/measurements/scale-pairwise-2026-11-29.jsonl \
     docs/measurements/scale-series-2026-11-28.jsonl \
     docs/measurements/scale-tables-2026-11-27.txt \
     docs/measurements/two-levels-2026-11-27.jsonl \
