@@ -42,8 +42,8 @@ typedef enum iso__operation {
     ISO__NODE_SCATTER, // a scatter among the ranks of each node, of several equal ones. Of P ranks
                        // on N nodes, blocks k N to (k + 1) N - 1 become the sum over all ranks on
                        // the k-th rank of every node. The channel's communicator must be located
-    ISO__GATHER,  // block r becomes that of rank r
-    ISO__ALLTOALL // block r becomes the block that rank r holds for this rank
+    ISO__GATHER,       // block r becomes that of rank r
+    ISO__ALLTOALL      // block r becomes the block that rank r holds for this rank
 } iso__operation;
 
 typedef struct iso__channel_item {
@@ -134,13 +134,13 @@ bool iso__channel_in_pairs(const iso__channel *channel, int item);
 // What keeps a link busy with sums.
 typedef struct iso__channel_needs {
     size_t chunk;  // cut long items at this length or a larger one: messages become short otherwise
-    int under_way; // chunks at once: one that MPI's all-reduce sums takes 2 log2 P rounds of
-                   // messages that wait for each other, while others must use the link
+    int under_way; // chunks at once: a sum by MPI's all-reduce, or by halves, takes 2 log2 P
+                   // rounds of messages that wait for each other, while others must use the link
 } iso__channel_needs;
 // Local. Those of a channel of comm with these nodes (NULL: none), and of this channel.
 iso__channel_needs iso__channel_needs_for(const iso_comm *comm, const iso__channel_nodes *nodes);
 iso__channel_needs iso__channel_needs_of(const iso__channel *channel);
-// How many chunks of all-reduces of so many ranks should be under way. 2 are enough for 8 ranks;
+// How many chunks of such sums of so many ranks should be under way. 2 are enough for 8 ranks;
 // simulated (docs/scale.md), 2 more for each doubling.
 int iso__sums_under_way(int ranks);
 

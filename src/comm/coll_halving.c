@@ -2,10 +2,10 @@
 // The schedule of pairwise exchange by halves: pairwise.h.
 #include "comm/pairwise.h"
 
-// P ranks form a power of two of places. The first 2 B ranks, B beyond the power, share a place
-// with their neighbour: the even rank keeps the left half of the vector there, the odd one the
-// right half. Any other rank has a place of its own, with both halves. Each half is summed for
-// itself, between the ranks that keep it.
+// There are Q places, Q the power of two below P. The first 2 B ranks, B = P - Q, share places with
+// their neighbours: the even rank keeps the left half of the vector there, the odd one the right
+// half. Any other rank has a place of its own, with both halves. The halves are summed separately,
+// between the ranks that keep them.
 typedef struct places {
     int count, levels; // count == 2^levels
     int shared;        // the first so many places have two ranks
@@ -64,6 +64,8 @@ static char *values_at(const iso__pairwise_sum *s, range r) {
 
 // ---- Messages -------------------------------------------------------------------------------------
 
+// One tag is enough for a sum: two ranks begin the messages between them in one order, which MPI
+// keeps.
 static int send_range(iso__pairwise_sum *s, range r, int to) {
     return iso__stages_send(&s->base, values_at(s, r), (int)(r.to - r.from),
                             iso__mpi_type(s->base.request->dtype), to, s->tag);
@@ -111,11 +113,14 @@ static int swap_parts(iso__pairwise_sum *s, const places *all, int level, bool g
 // ---- Stages ---------------------------------------------------------------------------------------
 
 // Neighbours, the levels, the levels backwards, neighbours.
-static int stages_of(const iso__pairwise *p) { return 2 * places_of(p).levels + 2; }
+static void shape_stages(iso__pairwise *p) {
+    p->stages = 2 * places_of(p).levels + 2;
+    p->messages = 4; // two halves in and out
+}
 
 static int post_stage(iso__pairwise_sum *s) {
     places all = places_of(s->pool);
-    if (iso__engine_reserve(s->pool->engine, ISO_HALVING_MESSAGES) < 0) return MPI_ERR_NO_MEM;
+    if (iso__engine_reserve(s->pool->engine, s->pool->messages) < 0) return MPI_ERR_NO_MEM;
     if (s->stage == 0 || s->stage > 2 * all.levels) return swap_halves(s, &all, s->stage > 0);
     bool gathers = s->stage > all.levels;
     return swap_parts(s, &all, gathers ? 2 * all.levels - s->stage : s->stage - 1, gathers);
@@ -128,8 +133,8 @@ static int add_range(const iso__pairwise_sum *s, const char *block, range r) {
                             iso__mpi_sum(s->pool->engine, dtype));
 }
 
-// A sum of two numbers does not depend on their order, so both neighbours of a level get the bits
-// that isotherm/comm.h gives.
+// A sum of two numbers does not depend on their order, so it does not matter which of two partners
+// adds an element.
 static int add_received(iso__pairwise_sum *s) {
     const iso__pairwise *p = s->pool;
     places all = places_of(p);
@@ -151,13 +156,5 @@ static size_t block_bytes(const iso__pairwise *p, size_t bytes) {
     return bytes / 2 + 6 * ISO_SLICE_UNIT * sizeof(double);
 }
 
-static int messages_of(const iso__pairwise *p) {
-    (void)p;
-    return ISO_HALVING_MESSAGES;
-}
-
-const iso__pairwise_schedule iso__pairwise_by_halves = {.stages = stages_of,
-                                                        .messages = messages_of,
-                                                        .block_bytes = block_bytes,
-                                                        .post = post_stage,
-                                                        .add = add_received};
+const iso__pairwise_schedule iso__pairwise_by_halves = {
+    .shape = shape_stages, .block_bytes = block_bytes, .post = post_stage, .add = add_received};

@@ -57,7 +57,7 @@ static int receive_slice(iso__pairwise_sum *s, int slice, int from, char *to) {
 // rank receives from all others at once.
 static int post_stage(iso__pairwise_sum *s) {
     int own = s->pool->rank, size = s->pool->size;
-    if (iso__engine_reserve(s->pool->engine, 2 * (size - 1)) < 0) return MPI_ERR_NO_MEM;
+    if (iso__engine_reserve(s->pool->engine, s->pool->messages) < 0) return MPI_ERR_NO_MEM;
     for (int k = 1; k < size; k++) {
         int to = (own + k) % size, from = (own - k + size) % size;
         int rc = s->stage == 1 ? receive_slice(s, from, from, slice_of(s, from))
@@ -83,25 +83,20 @@ static int add_slices(iso__pairwise_sum *s) {
     return rc;
 }
 
-// ---- Directly: schedule -----------------------------------------------------------------------------
+// ---- Directly: schedule ---------------------------------------------------------------------------
 
-static int two_stages(const iso__pairwise *p) {
-    (void)p;
-    return 2;
+static void shape_stages(iso__pairwise *p) {
+    p->stages = 2;
+    p->messages = 2 * (p->size - 1);
 }
-
-static int messages_of(const iso__pairwise *p) { return 2 * (p->size - 1); }
 
 static size_t block_bytes(const iso__pairwise *p, size_t bytes) {
     size_t ranks = (size_t)p->size, each = bytes / ranks + 2 * ISO_SLICE_UNIT * sizeof(double);
     return (ranks - 1) * each;
 }
 
-static const iso__pairwise_schedule directly = {.stages = two_stages,
-                                                .messages = messages_of,
-                                                .block_bytes = block_bytes,
-                                                .post = post_stage,
-                                                .add = add_slices};
+static const iso__pairwise_schedule directly = {
+    .shape = shape_stages, .block_bytes = block_bytes, .post = post_stage, .add = add_slices};
 
 // ---- Progress -------------------------------------------------------------------------------------
 
@@ -174,7 +169,7 @@ static iso_status make_blocks(iso__pairwise *p, const size_t *bytes, int count) 
         p->sum[i].pool = p;
         if (bytes[i] == 0) continue;
         ISO_TRY(iso__alloc(p->schedule->block_bytes(p, bytes[i]), (void **)&p->sum[i].blocks));
-        p->promised += p->schedule->messages(p);
+        p->promised += p->messages;
     }
     return ISO_OK;
 }
@@ -188,7 +183,7 @@ iso_status iso__pairwise_create(iso__engine *engine, const iso__pairwise_config 
         .engine = engine, .rank = config->rank, .size = config->size, .fixed = config->fixed};
     bool halves = iso__pairwise_choice(engine, p->size) == ISO_SUM_HALVING;
     p->schedule = halves ? &iso__pairwise_by_halves : &directly;
-    p->stages = p->schedule->stages(p);
+    p->schedule->shape(p);
     iso_status status = make_blocks(p, config->bytes, config->count);
     if (status < 0) p->promised = 0;
     if (status == ISO_OK) status = iso__stages_promise(engine, p->promised);

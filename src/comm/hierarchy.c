@@ -30,8 +30,8 @@ static iso_status measure_cost(iso__hierarchy *h) {
     return ISO_OK;
 }
 
-// With pairwise exchange: together 1 MB, or more between more than 15 nodes. By halves a piece
-// takes many rounds, so more are under way.
+// With pairwise exchange. Directly they have 1 MB together, or more between more than 15 nodes. By
+// halves they have 2 MB: a piece takes many rounds, so more must be under way.
 enum { PIECES_AT_ONCE = 8, PIECES_BY_HALVES = 32 };
 
 static iso_status make_pairwise(iso__hierarchy *h, const iso_comm *across) {

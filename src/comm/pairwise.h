@@ -3,13 +3,13 @@
 // There are two schedules. Directly: each rank receives its slice of every other rank's data, adds
 // up the slices, and sends the sum to every other rank; two stages, 2 (P - 1) messages of a rank.
 // By halves: ranks exchange halves of what is left with ever more distant partners, and gather the
-// sums in the same way; 2 log2(P) + 2 stages of up to four messages.
+// sums in the same way; 2 log2(Q) + 2 stages of up to four messages, Q the power of two below P.
 //
-// All ranks together send 2 (P - 1) times the data, the least that a sum can take, and each rank
-// its share, 2 (P - 1) / P. Open MPI's Rabenseifner sends as little only if P is a power of two;
-// with three ranks its busiest rank sends nearly twice as much. Each element is added in the order
-// that isotherm/comm.h gives, so the bits are those of Rabenseifner's algorithm, and depend neither
-// on its place, nor on the length of the data, nor on the schedule.
+// All ranks together send 2 (P - 1) times the data, the least that a sum can take. Directly, each
+// rank sends its share, 2 (P - 1) / P; by halves, at most 2 - 1 / Q. Open MPI's Rabenseifner sends
+// as little only if P is a power of two; otherwise its busiest rank sends up to 5/2. Each element
+// is added in the order that isotherm/comm.h gives, so the bits are those of Rabenseifner's
+// algorithm, and depend neither on its place, nor on the length of the data, nor on the schedule.
 #ifndef ISO_PAIRWISE_H
 #define ISO_PAIRWISE_H
 
@@ -22,8 +22,6 @@
 #define ISO_PAIRWISE_SLICE ((size_t)8192)
 // In elements: slices and halves begin on cache lines.
 #define ISO_SLICE_UNIT 16
-// By halves: the most messages of a stage, two halves in and out.
-#define ISO_HALVING_MESSAGES 4
 
 // One sum.
 typedef struct iso__pairwise_sum {
@@ -37,10 +35,9 @@ typedef struct iso__pairwise_sum {
 
 // What differs between the schedules.
 typedef struct iso__pairwise_schedule {
-    // Of one sum: the number of stages; the most messages of a stage; the bytes of `blocks`, for
-    // `bytes` of data.
-    int (*stages)(const struct iso__pairwise *pairwise);
-    int (*messages)(const struct iso__pairwise *pairwise);
+    // Sets the number of stages of a sum, and the most messages of a stage.
+    void (*shape)(struct iso__pairwise *pairwise);
+    // The bytes of sum->blocks, for `bytes` of data.
     size_t (*block_bytes)(const struct iso__pairwise *pairwise, size_t bytes);
     // Begins the messages of sum->stage, and adds what they have brought. Return an MPI return
     // code.
@@ -53,8 +50,8 @@ extern const iso__pairwise_schedule iso__pairwise_by_halves; // coll_halving.c
 typedef struct iso__pairwise {
     iso__engine *engine;
     const iso__pairwise_schedule *schedule;
-    int stages;
-    int rank, size; // in the communicator
+    int stages, messages; // of a sum; of a stage
+    int rank, size;       // in the communicator
     int count;
     bool fixed;
     iso__pairwise_sum *sum;

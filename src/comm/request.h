@@ -75,10 +75,9 @@ int iso__request_post_part(iso_request *request, size_t most, MPI_Comm mpi, int 
 void iso__request_release(iso__engine *engine, iso_request **request);
 
 // ---- coll_mpi.c, coll_pairwise.c, coll_blocks.c, coll_shm.c, coll_hierarchy.c ----
-// How exchanges are carried out: collectives of MPI (coll_mpi.c), messages (coll_pairwise.c,
-// coll_blocks.c),
-// shared memory (coll_shm.c), or shared memory in nodes and one of the first two between them
-// (coll_hierarchy.c). With the lock held.
+// How exchanges are carried out: collectives of MPI (coll_mpi.c), messages (coll_pairwise.c with
+// coll_halving.c, coll_blocks.c), shared memory (coll_shm.c), or shared memory in nodes and one of
+// the first two between them (coll_hierarchy.c). With the lock held.
 typedef struct iso__collective_ops {
     // The request has the address of the data (next) and the number of its elements (left, > 0).
     iso_status (*post)(iso_request *request);

@@ -66,6 +66,19 @@ static void add_rabenseifner(tally *t, int size) {
                         2 * fraction);
 }
 
+// As Rabenseifner's, but each neighbour goes on with half a vector.
+static void add_halving(tally *t, int size) {
+    int power = power_below(size), beyond = size - power;
+    for (int r = 0; r < 2 * beyond; r++) add_message(t, r, r ^ 1, 0.5 + 0.5);
+    double fraction = 0.5;
+    for (int distance = 1; distance < power; distance *= 2, fraction /= 2)
+        for (int i = 0; i < 2 * power; i++) {
+            int v = i / 2, half = i % 2;
+            add_message(t, paired_rank(v, beyond, half), paired_rank(v ^ distance, beyond, half),
+                        fraction);
+        }
+}
+
 // Ranks exchange whole vectors.
 static void add_doubling(tally *t, int size) {
     int power = power_below(size), beyond = size - power;
@@ -83,19 +96,6 @@ static void add_pairwise(tally *t, int size) {
     for (int r = 0; r < size; r++)
         for (int to = 0; to < size; to++)
             if (to != r) add_message(t, r, to, 2.0 / size);
-}
-
-// The same, but both neighbours go on with half a vector each, which halves what a rank sends.
-static void add_halving(tally *t, int size) {
-    int power = power_below(size), beyond = size - power;
-    for (int r = 0; r < 2 * beyond; r++) add_message(t, r, r ^ 1, 0.5 + 0.5);
-    double fraction = 0.5;
-    for (int distance = 1; distance < power; distance *= 2, fraction /= 2)
-        for (int i = 0; i < 2 * power; i++) {
-            int v = i / 2, half = i % 2;
-            add_message(t, paired_rank(v, beyond, half), paired_rank(v ^ distance, beyond, half),
-                        fraction);
-        }
 }
 
 iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size) {

@@ -224,10 +224,16 @@ static void bits_do_not_depend_on_chunks(const char *ranks_per_node) {
 Test(np4_hierarchy, bits_do_not_depend_on_chunks) { bits_do_not_depend_on_chunks("2"); }
 Test(np5_hierarchy, bits_do_not_depend_on_chunks) { bits_do_not_depend_on_chunks("2"); }
 Test(np6_hierarchy, bits_do_not_depend_on_chunks) { bits_do_not_depend_on_chunks("3"); }
+Test(np6_hierarchy, bits_of_three_nodes_do_not_depend_on_chunks) {
+    bits_do_not_depend_on_chunks("2");
+}
+Test(np6_hierarchy_halving, bits_of_three_nodes_do_not_depend_on_chunks) {
+    bits_do_not_depend_on_chunks("2");
+}
 
 // More pieces of a slice than may be under way at once, of two channels.
 static void many_pieces_in_three_nodes(void) {
-    enum { COUNT = 1500007 };
+    enum { COUNT = 2500007 };
     rig a, b;
     create_rig(&a, "2", COUNT, SIZE_MAX / 8);
     create_rig(&b, "2", COUNT / 3, 300000);

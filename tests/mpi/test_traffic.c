@@ -59,13 +59,13 @@ static void expect_all(int algorithm, int size, double all) {
 // Of Rabenseifner's on 3 ranks the interfaces of emulated hosts count the same, see
 // tests/cluster/check_bytes.sh.
 Test(np1_traffic, follows_the_messages_of_each_algorithm) {
-    static const double halving[] = {2, 4.5, 6, 8.5, 11, 13.5, 14};
+    static const double rabenseifner[] = {2, 4.5, 6, 8.5, 11, 13.5, 14};
     static const double doubling[] = {2, 4, 8, 10, 12, 14, 24};
     for (int size = 2; size <= 8; size++) {
         expect_all(0, size, 2 * (size - 1));
         expect_all(RING, size, 2 * (size - 1));
         expect_all(BINOMIAL, size, 2 * (size - 1));
-        expect_all(RABENSEIFNER, size, halving[size - 2]);
+        expect_all(RABENSEIFNER, size, rabenseifner[size - 2]);
         expect_all(RECURSIVE_DOUBLING, size, doubling[size - 2]);
         expect_all(ISO_SUM_PAIRWISE, size, 2 * (size - 1));
         expect_all(ISO_SUM_HALVING, size, 2 * (size - 1));
@@ -92,6 +92,9 @@ Test(np1_traffic, what_crosses_nodes_depends_on_where_ranks_are) {
     expect_between(ISO_SUM_PAIRWISE, 0, 0, 0, 3, 3);
     expect_between(ISO_SUM_HALVING, 0, 0, 2, 2, 2);
     expect_between(ISO_SUM_HALVING, 0, 1, 0, 1, 4);
+    const int64_t in_turn[] = {0, 1, 2, 0, 1, 2}; // where neighbours are on different nodes
+    cr_assert_float_eq(iso__sum_cost_of(RABENSEIFNER, in_turn, 6).between, 10, 1e-12);
+    cr_assert_float_eq(iso__sum_cost_of(ISO_SUM_HALVING, in_turn, 6).between, 9, 1e-12);
 }
 
 // ---- Training -------------------------------------------------------------------------------------
