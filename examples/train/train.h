@@ -171,7 +171,7 @@ typedef struct train_run {
     int64_t skipped;                    // steps without an update so far
     const char *old_wire;               // --wire of the resumed run if it differs, else NULL
     train_shares before;                // of the resumed run
-    bool other_ranks;                   // it had another number of ranks
+    bool other_ranks, other_nodes;      // it had another number of ranks; another distribution
     char extended[TRAIN_EXTENDED_ROOM]; // by --extend: what it had; empty: nothing was changed
     bool other_rate;                    // of that, what sets the learning rate
     double uncounted;                   // samples of a batch whose loss is not yet in the sums

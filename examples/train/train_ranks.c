@@ -102,9 +102,12 @@ bool train_ranks_free(const train_run *run, const char *line) {
 // ---- After loading ------------------------------------------------------------------------------
 
 iso_status train_ranks_convert(train_run *run, iso_loader_state *samples) {
-    if (!run->other_ranks) return ISO_OK;
-    TRY(iso_loader_convert_state(run->train_loader, samples));
-    run->at.batch = samples->next;
+    if (run->other_ranks) {
+        TRY(iso_loader_convert_state(run->train_loader, samples));
+        run->at.batch = samples->next;
+    } else if (!run->other_nodes) {
+        return ISO_OK;
+    }
     // They are the sums of all ranks that saved them: times become their mean, the rest is shared.
     train_sums *s = &run->sum;
     double *shared[] = {&s->loss,      &s->samples,      &s->last_loss,  &s->last_samples,

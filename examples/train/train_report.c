@@ -76,6 +76,7 @@ void train_report_resume(const train_run *run) {
         iso_json_int(run->log, "old_batch", run->before.batch);
         iso_json_int(run->log, "old_accumulate", run->before.accumulate);
     }
+    if (run->other_nodes) iso_json_int(run->log, "other_nodes", 1);
     if (run->extended[0]) {
         iso_json_string(run->log, "extended", run->extended);
         iso_json_int(run->log, "steps", run->steps);
@@ -90,6 +91,10 @@ void train_report_resume(const train_run *run) {
                 run->periodic ? "replicas become their mean, and what was under way is dropped"
                               : "running statistics become the mean of the ranks', and what wires "
                                 "had left out is dropped");
+    else if (run->other_nodes)
+        fprintf(to,
+                "the ranks are distributed over nodes in another way: replicas become their mean, "
+                "and exchanges in flight are dropped\n");
     if (run->extended[0])
         fprintf(to, "goes on to step %lld by --extend; before it had %s\n", (long long)run->steps,
                 run->extended);

@@ -277,6 +277,7 @@ static iso_status load_state(train_run *run, iso_state *state) {
     const iso_hyper initial = *iso_optimizer_hyper(run->optimizer);
     TRY(list_state(run, settings, &samples, state));
     if (run->other_ranks) iso_state_accept_ranks(state, &run->before.ranks);
+    iso_state_accept_nodes(state, &run->other_nodes);
     TRY(explain_mismatch(run,
                          iso_resume_load(run->world->comm, run->options->resume, state, &step)));
     iso_status status = train_ranks_convert(run, &samples);

@@ -48,6 +48,11 @@ iso_status iso_state_set_own_rule(iso_state *state, const char *name, iso_own_ru
 // until the state is destroyed. The program must then train on the same global batches as before:
 // iso_loader_convert_state converts the position in the data.
 void iso_state_accept_ranks(iso_state *state, int64_t *saved_ranks);
+// The state of a periodic mode depends on which ranks share a node, if those train one model (daso)
+// or its wire has error feedback. This lets iso_resume_load also take a set that was saved with the
+// ranks distributed over nodes in another way, as if another number of ranks had saved it. Loading
+// sets *moved to whether it was; it is borrowed until the state is destroyed.
+void iso_state_accept_nodes(iso_state *state, bool *moved);
 
 // Collective. Adds the complete state of module and optimizer:
 //
@@ -108,9 +113,9 @@ iso_status iso_resume_newest(const char *path, int64_t *step);
 iso_status iso_resume_remove(const char *path);
 // Collective. Loads the newest set that is complete and undamaged on all ranks; *step is its step.
 // It skips damaged and incomplete newer sets, with a warning that names the file. ISO_ERR_MISMATCH
-// if the set was saved by another number of ranks (but see iso_state_accept_ranks) or with another
-// model or settings; ISO_ERR_IO if there is no set, or none that is complete and undamaged. Nothing
-// is changed on failure.
+// if the set was saved by another number of ranks (but see iso_state_accept_ranks), on other nodes
+// (iso_state_accept_nodes), or with another model or settings; ISO_ERR_IO if there is no set, or
+// none that is complete and undamaged. Nothing is changed on failure.
 //
 // If another number of ranks saved the set, rank 0 reads the files of all ranks: they must be where
 // it reads its own. ISO_ERR_MISMATCH for an own entry without a rule; the message names it.

@@ -100,8 +100,7 @@ static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
 static iso_status take_loaded(iso_optimizer *optimizer) {
     daso_heat *self = self_of(optimizer);
     self->reason[sizeof(self->reason) - 1] = 0;
-    self->saved.config = self->schedule.config;
-    self->schedule = self->saved;
+    iso__heat_schedule_load(&self->schedule, &self->saved);
     return iso__periodic_loaded(&self->engine);
 }
 

@@ -53,6 +53,15 @@ void iso__heat_schedule_reset(iso__heat_schedule *s) {
     iso_plateau_reset(&s->plateau);
 }
 
+void iso__heat_schedule_load(iso__heat_schedule *s, const iso__heat_schedule *saved) {
+    iso__heat_schedule before = *s;
+    *s = *saved;
+    s->config = before.config;
+    s->groups = before.groups;
+    s->send_group %= s->groups;
+    if (s->pending_group != NO_GROUP) s->pending_group %= s->groups;
+}
+
 static void receive_pending(iso__heat_schedule *s, iso__sync_plan *out) {
     if (!s->pending) return;
     iso__action *merge = iso__plan_add(out, ISO__MERGE);

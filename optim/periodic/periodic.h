@@ -210,7 +210,7 @@ typedef struct iso__periodic {
     struct {
         int64_t number[ISO__PERIODIC_NUMBERS];
         double metric[ISO__METRICS + 4];
-        int64_t servers;
+        int64_t servers, layout;
     } saved; // for saved state, see periodic_state.c
 } iso__periodic;
 

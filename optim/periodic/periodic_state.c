@@ -132,8 +132,9 @@ static void drop_pending(int64_t *pending, int64_t *dropped) {
     *pending = 0;
 }
 
-// Another number of ranks has loaded the mean of the replicas: an exchange that was under way is
-// dropped, and its merge left out. Bytes are counted anew.
+// Ranks of another number, or distributed over nodes in another way, have loaded the mean of the
+// replicas: an exchange that was under way is dropped, and its merge left out. Bytes are counted
+// anew.
 static void take_mean(void *user) {
     iso__periodic *p = user;
     int64_t *number = p->saved.number;
@@ -143,6 +144,13 @@ static void take_mean(void *user) {
     number[SENT] = number[BETWEEN] = 0;
     for (int i = 1; i < p->exchange_count; i++)
         drop_pending(&p->exchange[i].saved[X_PENDING], &p->exchange[i].saved[X_DROPPED]);
+}
+
+// A number for which ranks train one model, or have error feedback, together.
+static iso_status find_layout(const iso__periodic *p, int64_t *out) {
+    const int place[2] = {iso_comm_rank(p->comm), p->layout->node_index};
+    *out = (int64_t)(iso__hash(ISO_HASH_START, place, sizeof(place)) >> 24); // so that sums fit
+    return iso_comm_allreduce_i64(p->comm, out, 1, ISO_SUM);
 }
 
 iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
@@ -158,6 +166,8 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
     ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__METRICS + 4, p->saved.metric));
     if (p->config.server) return iso__worker_state(p, state); // servers begin with the parameters
+    ISO_TRY(find_layout(p, &p->saved.layout));
+    ISO_TRY(iso__state_add_layout(state, &p->saved.layout, "daso/layout"));
     ISO_TRY(add_flat(p, "daso/sent", p->sent, state));
     ISO_TRY(add_flat(p, "daso/mean", p->mean, state));
     ISO_TRY(add_outer(p, state));

@@ -88,6 +88,9 @@ iso_status iso__heat_schedule_step(iso__heat_schedule *s, iso__sync_plan *out);
 // reason is then one line with the reason.
 bool iso__heat_schedule_epoch_loss(iso__heat_schedule *s, double loss, char *reason, size_t room);
 void iso__heat_schedule_reset(iso__heat_schedule *s);
+// Goes on as `saved`, which may be of nodes with another number of ranks: groups then take turns
+// from that of the same number modulo theirs.
+void iso__heat_schedule_load(iso__heat_schedule *s, const iso__heat_schedule *saved);
 
 // ---- Our DASO, local SGD and post-local SGD (daso_schedule.c) -------------------------------------
 

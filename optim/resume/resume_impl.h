@@ -33,6 +33,11 @@ struct iso_state {
     iso__own_merge *merge;
     int merge_room;
     int64_t *saved_ranks; // NULL: sets of another number of ranks are refused
+    // Tells which ranks share a node, in a shared entry. Sets with another number are loaded as
+    // those of another number of ranks. NULL: it does not matter.
+    int64_t *layout;
+    const char *layout_name;
+    bool *relaid; // NULL: sets with another one are refused
     // Own arrays that iso__state_add and the like add become the mean; bytes, those of rank 0.
     bool averages;
     // Called after what another number of ranks had has been loaded; NULL: nothing.
@@ -57,6 +62,8 @@ iso_status iso__state_add_i64(iso_state *state, int64_t *number, const char *for
 // A number that files of older versions lack; loading such a file sets it to -1.
 iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+// Adds state->layout, always as a shared entry. Files of older versions lack it.
+iso_status iso__state_add_layout(iso_state *state, int64_t *layout, const char *name);
 // Adds a number of 8 bytes to the table.
 iso_status iso__state_add_place(iso_state *state, void *place);
 // iso_state_add of an own array, with its rule.

@@ -12,15 +12,18 @@ typedef struct load {
     bool own;     // whether any rank has own entries
     int64_t step; // of the set that is tried
     iso__set_head head;
+    bool relaid;              // other ranks shared nodes when it was saved
     iso__safetensors file[2]; // of each iso_state_owner; shared: on rank 0
     int64_t *begin;           // of each shared entry, in the data of its file; -1: not there
     void *data;               // of the shared file, on other ranks than 0
     int64_t rows;             // of forward_counters in it
-    void *merged;             // own arrays, if another number of ranks saved the set
+    void *merged;             // own arrays, if is_foreign()
 } load;
 
-// Whether another number of ranks saved the set.
-static bool is_foreign(const load *l) { return l->head.ranks != iso_comm_size(l->comm); }
+// Whether what each rank had of its own is merged.
+static bool is_foreign(const load *l) {
+    return l->relaid || l->head.ranks != iso_comm_size(l->comm);
+}
 
 static void forget_set(load *l) {
     for (int k = 0; k < 2; k++) iso__safetensors_close(&l->file[k]);
@@ -68,10 +71,28 @@ static iso_status read_file(load *l, const char *name, iso_state_owner owner) {
     return ISO_OK;
 }
 
+// After the shared file has been read.
+static iso_status compare_layouts(load *l) {
+    const iso_state *state = l->state;
+    const iso__safetensors *file = &l->file[ISO_STATE_SHARED];
+    const iso__stored *stored =
+        state->layout ? iso__safetensors_find(file, state->layout_name) : NULL;
+    int64_t saved = -1;
+    if (stored) memcpy(&saved, file->data + stored->begin, sizeof(saved));
+    bool same_ranks = l->head.ranks == iso_comm_size(l->comm);
+    l->relaid = stored && same_ranks && saved != *state->layout;
+    ISO_CHECK(!l->relaid || state->relaid, ISO_ERR_MISMATCH,
+              "%s was saved with the ranks distributed over nodes in another way: distribute them "
+              "as then",
+              file->path);
+    return ISO_OK;
+}
+
 static iso_status read_shared(load *l) {
     char name[ISO__PATH_ROOM];
     iso__set_path(l->path, l->step, ISO__SHARED_FILE, "", name);
-    return read_file(l, name, ISO_STATE_SHARED);
+    ISO_TRY(read_file(l, name, ISO_STATE_SHARED));
+    return compare_layouts(l);
 }
 
 static iso_status read_own(load *l) {
@@ -122,7 +143,7 @@ static iso_status share_file(load *l) {
     return ISO_OK;
 }
 
-// What ranks of their own become where another number of them goes on, from rank 0, which reads it.
+// What ranks had of their own becomes the same on all ranks. Rank 0 reads it.
 static iso_status merge_own(load *l) {
     size_t bytes = iso__own_bytes(l->state);
     bool root = iso_comm_rank(l->comm) == 0;
@@ -140,6 +161,7 @@ static iso_status try_set(load *l) {
     iso_status status = agree_verdict(l->comm, root ? read_shared(l) : ISO_OK);
     if (status != ISO_OK) return status;
     ISO_TRY(iso_comm_bcast(l->comm, &l->head, sizeof(l->head), 0));
+    ISO_TRY(iso_comm_bcast(l->comm, &l->relaid, sizeof(l->relaid), 0));
     status = is_foreign(l) ? merge_own(l) : agree_verdict(l->comm, l->own ? read_own(l) : ISO_OK);
     if (status != ISO_OK) return status;
     ISO_TRY(share_file(l));
@@ -208,9 +230,10 @@ static iso_status place_own(const load *l) {
 static void tell_ranks(const load *l) {
     if (iso_comm_rank(l->comm) != 0) return;
     iso__log(ISO_LOG_INFO,
-             "the state of step %" PRId64 " was saved by %d rank%s and is loaded by %d: of what "
+             "the state of step %" PRId64 " was saved by %d rank%s and is loaded by %d%s: of what "
              "each rank had, %d entries become the mean, sum or first, and %d begin at zero",
              l->step, l->head.ranks, ISO_PLURAL(l->head.ranks), iso_comm_size(l->comm),
+             l->relaid ? ", distributed over nodes in another way" : "",
              l->state->count[ISO_STATE_OWN] - iso__own_zeros(l->state), iso__own_zeros(l->state));
 }
 
@@ -221,6 +244,7 @@ static iso_status place_all(const load *l) {
     if (is_foreign(l) && l->state->moved) l->state->moved(l->state->moved_user);
     if (is_foreign(l)) tell_ranks(l);
     if (l->state->saved_ranks) *l->state->saved_ranks = l->head.ranks;
+    if (l->state->relaid) *l->state->relaid = l->relaid;
     return ISO_OK;
 }
 

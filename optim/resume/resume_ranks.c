@@ -121,7 +121,7 @@ static iso_status check_rules(const iso_state *state, const iso__set_head *share
         iso_own_rule rule = state->merge[i].rule;
         ISO_CHECK(rule != ISO_OWN_REFUSED, ISO_ERR_MISMATCH,
                   "the state was saved by %d rank%s, each with its own %s, which another number of "
-                  "ranks cannot have: resume with the same number",
+                  "ranks cannot have: resume with the same number, distributed over nodes as then",
                   shared->ranks, ISO_PLURAL(shared->ranks), name);
         ISO_CHECK(shared->own || rule == ISO_OWN_ZERO, ISO_ERR_MISMATCH,
                   "the state was saved by another kind of training: its ranks had no %s", name);

@@ -140,6 +140,8 @@ void iso_state_accept_ranks(iso_state *self, int64_t *saved_ranks) {
     self->saved_ranks = saved_ranks;
 }
 
+void iso_state_accept_nodes(iso_state *self, bool *moved) { self->relaid = moved; }
+
 iso_status iso__state_add_own(iso_state *state, iso_own_rule rule, const char *name,
                               iso_state_type type, int64_t count, void *data) {
     ISO_TRY(iso_state_add(state, ISO_STATE_OWN, name, type, count, data));
@@ -203,6 +205,14 @@ iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char 
     ISO_TRY(add_memory(state, state->owner, name, ISO_STATE_I64, 1, &one, number));
     average_last(state, false);
     state->array[state->owner][state->count[state->owner] - 1].optional = true;
+    return ISO_OK;
+}
+
+iso_status iso__state_add_layout(iso_state *self, int64_t *layout, const char *name) {
+    ISO_TRY(add_memory(self, ISO_STATE_SHARED, name, ISO_STATE_I64, 1, &one, layout));
+    self->array[ISO_STATE_SHARED][self->count[ISO_STATE_SHARED] - 1].optional = true;
+    self->layout = layout;
+    self->layout_name = name;
     return ISO_OK;
 }
 

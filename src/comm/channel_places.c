@@ -5,7 +5,9 @@
 #include "comm/pairwise.h"
 
 #define CUT_UNIT ((size_t)64) // cells begin on cache lines
-enum { MOST_CELLS = 16 };
+// The most places: of exchanges of blocks, and of sums, of which more are under way on many ranks
+// (iso__sums_under_way).
+enum { MOST_CELLS = 16, MOST_SUMS = 32 };
 
 // ---- Requests ---------------------------------------------------------------------------------------
 
@@ -41,10 +43,11 @@ static bool is_sum_by_messages(const iso__channel *c, const iso__channel_entry *
     return m->given.operation == ISO__SUM && iso__channel_ops(c, m) == &iso__collective_mpi;
 }
 
-// How many chunks of such items can be under way together; *longest: bytes of the longest one.
+// How many chunks of such items can be under way together, at most `limit`; *longest: bytes of the
+// longest one.
 static int chunks_at_once(const iso__channel *c,
                           bool (*of)(const iso__channel *, const iso__channel_entry *),
-                          size_t *longest) {
+                          size_t limit, size_t *longest) {
     int count = 0;
     *longest = 0;
     for (int k = 0; k < c->chunk_count; k++) {
@@ -53,7 +56,7 @@ static int chunks_at_once(const iso__channel *c,
         count++;
     }
     if (count == 0) return 0;
-    size_t most = c->window / *longest < MOST_CELLS ? c->window / *longest + 1 : MOST_CELLS;
+    size_t most = c->window / *longest < limit ? c->window / *longest + 1 : limit;
     return (size_t)count > most ? (int)most : count;
 }
 
@@ -83,7 +86,7 @@ static iso_status make_pairwise(iso__channel *c) {
     size_t longest;
     unsigned turn = c->pairwise ? c->pairwise->turn : 0; // a rank may set a plan once more
     iso__pairwise_destroy(&c->pairwise);
-    int count = c->sums_pairwise ? chunks_at_once(c, is_sum_by_messages, &longest) : 0;
+    int count = c->sums_pairwise ? chunks_at_once(c, is_sum_by_messages, MOST_SUMS, &longest) : 0;
     if (count > 0) ISO_TRY(create_pairwise(c, count, longest));
     if (c->pairwise) c->pairwise->turn = turn;
     return ISO_OK;
@@ -91,7 +94,7 @@ static iso_status make_pairwise(iso__channel *c) {
 
 static iso_status make_cells(iso__channel *c) {
     size_t longest, ranks = (size_t)c->comm->size;
-    int count = chunks_at_once(c, iso__channel_uses_cells, &longest);
+    int count = chunks_at_once(c, iso__channel_uses_cells, MOST_CELLS, &longest);
     free_cells(c);
     if (count == 0) return ISO_OK;
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*c->cell), (void **)&c->cell));
@@ -110,7 +113,7 @@ static iso_status make_blocks(iso__channel *c) {
     size_t longest;
     int turn = c->blocks ? c->blocks->turn : 0; // as above
     iso__blocks_destroy(&c->blocks);
-    int count = chunks_at_once(c, is_block_exchange, &longest);
+    int count = chunks_at_once(c, is_block_exchange, MOST_CELLS, &longest);
     if (count > 0) ISO_TRY(iso__blocks_create(c->comm, count, &c->blocks));
     if (c->blocks) c->blocks->turn = turn;
     return ISO_OK;

@@ -6,6 +6,8 @@
 #include "common/mpi_fixture.h"
 #include "common/resume_fixture.h"
 
+bool ranks_moved;
+
 MPI_Comm ranks_split(int size) {
     MPI_Comm some;
     MPI_Comm_split(MPI_COMM_WORLD, test_rank < size ? 0 : MPI_UNDEFINED, 0, &some);
@@ -16,6 +18,7 @@ static iso_status list_state(trainer *t, int64_t *saved_ranks, iso_state **out) 
     ISO_TRY(iso_state_create(out));
     ISO_TRY(iso_training_state(t->model, t->optimizer, *out));
     if (saved_ranks) iso_state_accept_ranks(*out, saved_ranks);
+    if (saved_ranks) iso_state_accept_nodes(*out, &ranks_moved);
     return ISO_OK;
 }
 

@@ -11,5 +11,7 @@ MPI_Comm ranks_split(int size);
 // the same.
 iso_status ranks_save(trainer *t, int step);
 iso_status ranks_load(trainer *t, int64_t *saved_ranks);
+// Whether the last state that a number of ranks loaded was saved on nodes in another way.
+extern bool ranks_moved;
 
 #endif

@@ -10,6 +10,7 @@
 #include <criterion/criterion.h>
 #include <isotherm/state_dict.h>
 #include <math.h>
+#include <string.h>
 
 TestSuite(np3_resume_replicas, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
 TestSuite(np4_resume_replicas, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
@@ -48,7 +49,8 @@ static iso_status read_replica(trainer *t, replica *r) {
 
 // With the first PENDING ones, an exchange is under way after STOP steps. With the last one the
 // ranks are equal then.
-enum { PENDING = 4 };
+// ALONE: every rank is a node.
+enum { PENDING = 4, ALONE = 1 };
 static daso_case case_of(int i) {
     daso_case c = i == 4 ? heat_case_default(STEPS / 4) : daso_case_default(STEPS);
     c.ranks_per_node = 2;
@@ -56,8 +58,8 @@ static daso_case case_of(int i) {
     c.daso.warmup_steps = c.daso.cooldown_steps = i == 5 ? STEPS / 2 : 3;
     c.daso.global_skip = 5;
     c.daso.batches_to_wait = 3;
-    if (i == 1) c.daso.wire = ISO_WIRE_INT8;
-    if (i == 1) c.daso.unit = ISO_SCOPE_RANK;
+    if (i == ALONE) c.daso.wire = ISO_WIRE_INT8;
+    if (i == ALONE) c.daso.unit = ISO_SCOPE_RANK;
     if (i == 2) c.daso.outer = &iso_outer_adam;
     if (i == 3) {
         c.daso.outer = &iso_outer_nesterov;
@@ -126,30 +128,83 @@ static iso_status go_on_as_mean(MPI_Comm comm, const daso_case *c, const replica
     return ISO_OK;
 }
 
-// The mean is rounded to f32 once.
-static void replicas_go_on(int first, int second, int i) {
+// On the first ranks, and then on the second ones, with so many on a node. The mean is rounded to
+// f32 once.
+static void replicas_go_on(int first, int second, const int each[2], int i) {
     static replica mean;
     daso_case c = case_of(i);
+    c.ranks_per_node = each[0];
     MPI_Comm a = ranks_split(first), b = ranks_split(second);
     double from_mean = 0;
     bool pending = true, good = true;
     iso_assert_ok(a == MPI_COMM_NULL ? ISO_OK : save_replicas(a, &c, &mean, &pending));
     MPI_Bcast(&mean, sizeof(mean), MPI_BYTE, 0, MPI_COMM_WORLD);
     iso_assert_all(pending || i >= PENDING || test_rank > 0);
+    c.ranks_per_node = each[1];
     iso_status status =
         b == MPI_COMM_NULL ? ISO_OK : go_on_as_mean(b, &c, &mean, &from_mean, &good);
     iso_assert_ok(status);
     if (from_mean > 1e-6) fprintf(stderr, "case %d: %g from the mean\n", i, from_mean);
     iso_assert_all(good && from_mean <= 1e-6);
+    iso_assert_all(b == MPI_COMM_NULL || ranks_moved == (first == second));
     if (a != MPI_COMM_NULL) MPI_Comm_free(&a);
     if (b != MPI_COMM_NULL) MPI_Comm_free(&b);
 }
 
 static void all_replicas_go_on(int first, int second) {
-    for (int i = 0; i < 6; i++) replicas_go_on(first, second, i);
+    for (int i = 0; i < 6; i++) replicas_go_on(first, second, (const int[]){2, 2}, i);
 }
 
 Test(np3_resume_replicas, replicas_go_on_as_their_mean_3_2) { all_replicas_go_on(3, 2); }
 Test(np3_resume_replicas, replicas_go_on_as_their_mean_2_3) { all_replicas_go_on(2, 3); }
 Test(np4_resume_replicas, replicas_go_on_as_their_mean_4_2) { all_replicas_go_on(4, 2); }
 Test(np4_resume_replicas, replicas_go_on_as_their_mean_3_4) { all_replicas_go_on(3, 4); }
+
+// ---- As many ranks, on nodes in another way -------------------------------------------------------
+
+Test(np4_resume_replicas, replicas_go_on_as_their_mean_on_other_nodes) {
+    static const int each[][2] = {{2, 1}, {2, 3}, {2, 4}, {1, 2}, {4, 2}};
+    for (int k = 0; k < 5; k++)
+        for (int i = 0; i < 6; i++)
+            if (i != ALONE) replicas_go_on(4, 4, each[k], i);
+}
+
+// Without iso_state_accept_nodes.
+Test(np4_resume_replicas, other_nodes_are_refused) {
+    static replica mean;
+    daso_case c = case_of(0);
+    bool pending;
+    trainer t;
+    iso_assert_ok(save_replicas(MPI_COMM_WORLD, &c, &mean, &pending));
+    c.ranks_per_node = 1;
+    iso_assert_ok(open_replicas(&t, MPI_COMM_WORLD, &c));
+    iso_status status = ranks_load(&t, NULL);
+    iso_assert_all(status == ISO_ERR_MISMATCH);
+    iso_assert_all(strstr(iso_last_error()->message, "distributed over nodes in another way"));
+    daso_close(&t);
+}
+
+// Replicas of single ranks stay what they are.
+static void goes_on_alone(iso_wire wire) {
+    static replica r;
+    daso_case c = case_of(ALONE);
+    int64_t saved = 0;
+    uint64_t hash[2];
+    trainer t;
+    c.daso.wire = wire;
+    for (int k = 0; k < 2; k++) {
+        c.ranks_per_node = 2 - k;
+        iso_assert_ok(open_replicas(&t, MPI_COMM_WORLD, &c));
+        iso_assert_ok(k == 0 ? train_replicas(&t, &c, 0, STOP) : ranks_load(&t, &saved));
+        if (k == 0) iso_assert_ok(ranks_save(&t, STOP));
+        iso_assert_ok(read_replica(&t, &r));
+        hash[k] = iso__hash(ISO_HASH_START, r.value, (size_t)r.count * sizeof(double));
+        daso_close(&t);
+    }
+    iso_assert_all(!ranks_moved && hash[0] == hash[1]);
+}
+
+Test(np4_resume_replicas, replicas_of_ranks_go_on_on_other_nodes) {
+    goes_on_alone(ISO_WIRE_F32);
+    goes_on_alone(ISO_WIRE_INT8);
+}
