@@ -18,7 +18,7 @@ KILLS=${ISO_TEST_KILLS:-5} # of each study; of the presets, which share their co
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..39"
+echo "1..40"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -311,3 +311,20 @@ for sync in 'daso --wire int8 --wait 3' 'streaming-diloco --period 5 --wait 2'; 
 done
 unset ISO_RANKS_PER_NODE
 result $good "replicas go on with another number of ranks"
+
+# From 3 ranks on one node to two nodes.
+good=0
+rm -f state* log*
+# shellcheck disable=SC2086
+start 3 $options --batch 4 --sync daso --log log.3
+finish
+rm -f state.step-000000000068*
+export ISO_RANKS_PER_NODE=2
+# shellcheck disable=SC2086
+start 3 $options --batch 4 --sync daso --resume state --log log.2
+finish
+[ "$status" = 0 ] && grep -q '"event":"resume","step":63,"other_nodes":1}' log.2 &&
+    awk -v a="$(summary_field test_loss log.3)" -v b="$(summary_field test_loss log.2)" \
+        'BEGIN { exit !(a > 0 && (a - b) ^ 2 < (0.05 * a) ^ 2) }' || good=1
+unset ISO_RANKS_PER_NODE
+result $good "replicas go on with the ranks distributed over nodes in another way"

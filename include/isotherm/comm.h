@@ -49,29 +49,29 @@ typedef struct iso_comm_config {
     double timeout_s;
 } iso_comm_config;
 
-// Collective over mpi_comm, and so is iso_comm_destroy. Duplicates mpi_comm, so the library's
-// messages never mix with yours. The duplicate uses MPI_ERRORS_RETURN. Even so, Open MPI may end
-// the job when ranks call different collectives (MPI_ERR_TRUNCATE); ISO_DEBUG=detail names the
-// calls before that. config NULL: the default. Initialise MPI first, with MPI_THREAD_MULTIPLE for
-// the thread mode (otherwise the mode is poll, with a warning). Works on one rank and without
-// mpirun. MPI_Finalize may be called while communicators still exist.
+// Collective over mpi_comm, as is iso_comm_destroy. Duplicates mpi_comm, so the library's messages
+// never mix with yours. Initialise MPI first (else ISO_ERR_STATE), with MPI_THREAD_MULTIPLE for the
+// thread mode (otherwise the mode is poll, with a warning). config NULL: the default. Works on one
+// rank and without mpirun. You may call MPI_Finalize while communicators still exist. The duplicate
+// uses MPI_ERRORS_RETURN. Even so, Open MPI may end the job if ranks call different collectives
+// (MPI_ERR_TRUNCATE); ISO_DEBUG=detail names the calls before that.
 //
-// Checks all ISO_* environment variables (iso_env_print lists them). An invalid value on any rank
-// is ISO_ERR_ARG on all ranks. ISO_ERR_MISMATCH if ranks have different values of a variable that
+// Checks all ISO_* environment variables (iso_env_print lists them). ISO_ERR_ARG on all ranks if
+// any rank has an invalid value. ISO_ERR_MISMATCH if ranks have different values of a variable that
 // decides how they exchange (ISO_IALLREDUCE, ISO_NODE_COLLECTIVE, ISO_RANKS_PER_NODE, ISO_DEBUG;
-// Open MPI's own OMPI_MCA_coll_libnbc_iallreduce_algorithm) or which bits they compute
-// (ISO_CPU_KERNELS, ISO_CUDA_CONV); the message names the variable, values and ranks. If no rank
+// Open MPI's own OMPI_MCA_coll_libnbc_iallreduce_algorithm) or how their results round
+// (ISO_CPU_KERNELS, ISO_CUDA_CONV). The message names the variable, values and ranks. If no rank
 // sets ISO_CPU_KERNELS (or ISO_CUDA_CONV), each rank uses the best kernels (convolutions) for its
 // machine. A warning names unknown variables.
 //
-// Open MPI has one all-reduce algorithm for all communicators of a process. The first mpi_comm that
-// has all processes of the job sets it (see ISO_IALLREDUCE), unless exchanges are under way then.
-// With fewer processes it stays as it is, and a warning names the option of mpirun that sets it:
-// --mca coll_libnbc_iallreduce_algorithm 3.
+// In Open MPI, all communicators of a process share one all-reduce algorithm. The first mpi_comm
+// that has all processes of the job sets it (see ISO_IALLREDUCE), unless exchanges are in flight at
+// that time. An mpi_comm with fewer processes does not change it; a warning names the option of
+// mpirun that does: --mca coll_libnbc_iallreduce_algorithm 3.
 //
-// Create and destroy communicators, and everything that has its own (topologies, reducers, modules
-// and optimizers that exchange), in one thread at a time and in the same order on all ranks.
-// Otherwise ranks may wait for each other until the time-out.
+// Communicators, and objects that have their own (topologies, reducers, modules and optimizers that
+// exchange), must be created and destroyed in one thread at a time, and in the same order on all
+// ranks. Otherwise ranks may wait for each other until the time-out.
 //
 // ISO_ERR_STATE if the mpirun of another MPI started the processes, so that each of them is alone.
 // ISO_ERR_TIMEOUT if a rank does not call this in time; see the blocking collectives below.
@@ -96,16 +96,16 @@ typedef enum iso_reduce { ISO_SUM, ISO_MAX, ISO_MIN } iso_reduce;
 
 // Blocking collectives on host memory. All ranks call them with the same sizes, root and op. A rank
 // that waits longer than the time-out gets ISO_ERR_TIMEOUT. MPI cannot cancel the collective, so
-// end the job (MPI_Abort) then. The caller may free its memory at once: MPI works on a copy of at
-// most 16 MiB, and on the caller's memory only if there is no memory for the copy. After an error,
-// a longer array may be changed in part. Later collectives on this communicator do not wait: they
-// return ISO_ERR_TIMEOUT unless they complete at once.
+// end the job then (MPI_Abort). The caller may then free its memory, because MPI works on copies of
+// at most 16 MiB each. (Exception: if there is no memory for a copy, MPI works on the caller's
+// memory.) After an error, an array longer than that may be changed in part. Later collectives on
+// this communicator do not wait: they return ISO_ERR_TIMEOUT unless they complete at once.
 //
-// All ranks get the same bits of a sum. With Rabenseifner's algorithm (the default, see
-// ISO_IALLREDUCE) the order of a sum of doubles is a tree: of P ranks, B beyond a power of two, the
-// first 2 B are added in pairs, 0 + 1, 2 + 3, and so on. Of the sums and ranks that remain,
-// neighbours are added, then neighbours of these sums, until one is left: (0 + 1) + (2 + 3) with
-// four ranks, ((0 + 1) + 2) + (3 + 4) with five.
+// Sums are bitwise identical on all ranks. With Rabenseifner's algorithm (the default, see
+// ISO_IALLREDUCE), doubles are added in a tree. Of P ranks, let B be the number beyond a power of
+// two. First, the first 2 B ranks are added in pairs: 0 + 1, 2 + 3, and so on. Then neighbours
+// among these sums and the remaining ranks are added, then neighbours among the results, until one
+// is left: (0 + 1) + (2 + 3) with four ranks, ((0 + 1) + 2) + (3 + 4) with five.
 iso_status iso_comm_barrier(iso_comm *comm);
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root);
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op);
@@ -118,11 +118,12 @@ iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int r
 void iso_comm_free(void *data);
 // Collective. ISO_OK if all ranks pass ISO_OK as `mine`, else an error on every rank. A failing
 // rank gets its own error. The others get an error that names the lowest failing rank and repeats
-// its message. A failing rank returns its error at once, without the others, in two cases: an
-// earlier wait on this communicator has failed, or `mine` is ISO_ERR_MPI and MPI has failed on a
-// communicator of this process. The others then get ISO_ERR_TIMEOUT after the time-out. End the job
-// after such an error, as after any ISO_ERR_MPI of a call on the communicator: later blocking calls
-// on it do not wait and return ISO_ERR_TIMEOUT.
+// its message. In two cases a failing rank cannot tell the others, and returns its error at once.
+// First, an earlier wait on this communicator has failed. Second, `mine` is ISO_ERR_MPI or
+// ISO_ERR_TIMEOUT, and MPI or a wait has failed on some communicator of this process. The others
+// then get ISO_ERR_TIMEOUT after the time-out. End the job after such an error, as after any
+// ISO_ERR_MPI of a call on the communicator: later blocking calls on it do not wait and return
+// ISO_ERR_TIMEOUT.
 iso_status iso_comm_agree(iso_comm *comm, iso_status mine);
 // Collective. Checks that all ranks pass the same number, e.g. a checksum of the data they read. If
 // not, ISO_ERR_MISMATCH on every rank with the same message: it starts with `what` ("the training

@@ -142,16 +142,16 @@ extern const iso_comm_hook iso_hook_bf16_feedback;
 // unused.
 extern const iso_comm_hook iso_hook_noop;
 
-// Adasum (Maleki et al., MLSys 2021; Horovod: op=Adasum): with a and b the gradients of two ranks,
-// (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b takes the place of their average, for each tensor, or
-// piece of one, separately. So equal gradients give themselves, and orthogonal ones their sum.
-// Ranks are combined in pairs, then pairs of pairs. Of 6 ranks, the first 4 and the last 2 are
-// combined separately, then both results. Horovod's DistributedOptimizer combines updates; this
-// hook combines gradients, as hvd.allreduce(op=Adasum) does. Only f32; f64 is averaged. Every rank
-// receives the gradients of all ranks, and combines them itself: memory and bytes grow with the
-// number of ranks, so this hook is for few of them. ISO_AVERAGE_SUM multiplies the result by the
-// number of ranks. With ISO_JOIN_EFFECTIVE and ISO_JOIN_SAMPLES the result is multiplied by ranks /
-// ranks with data.
+// Adasum (Maleki et al., MLSys 2021; Horovod: op=Adasum). For the gradients a and b of two ranks,
+// (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b replaces the average, separately for each tensor or
+// piece of one. So equal gradients stay as they are, and orthogonal ones are added. Ranks are
+// combined in pairs, then pairs of pairs, and so on. Of 6 ranks, the first 4 and the last 2 are
+// combined separately, then the two results. This hook combines gradients, as
+// hvd.allreduce(op=Adasum) does; Horovod's DistributedOptimizer combines updates. Adasum is for f32
+// only; f64 is averaged. Every rank receives the gradients of all ranks and combines them itself.
+// Memory and bytes grow with the number of ranks, so use this hook with few ranks. ISO_AVERAGE_SUM
+// multiplies the result by the number of ranks. ISO_JOIN_EFFECTIVE and ISO_JOIN_SAMPLES multiply it
+// by ranks / ranks with data.
 extern const iso_comm_hook iso_hook_adasum;
 
 // The hooks below own their exchange. They handle only buckets of f32; others travel unchanged, as
@@ -180,12 +180,12 @@ extern const iso_comm_hook iso_hook_fp8;
 extern const iso_comm_hook iso_hook_onebit;
 
 // Dithering (QSGD: Alistarh et al., NeurIPS 2017; BytePS: dithering, linear partition, max norm): 4
-// bits per element, -7 to 7 times 1/7 of the largest magnitude of each group of 256. A gradient
-// becomes one of the two nearest values at random, so that the average is unbiased: its expected
-// value is that of plain gradients. But gradients below about 1e-6 of the largest of their group
-// become 0, because a draw has 16 bits. The sums, which travel as with int8, are dithered
-// again. 7.7 times fewer bytes than f32, without error feedback. No state. A run repeats its random
-// numbers if it is repeated with the same number of ranks.
+// bits per element, for the levels -7 to 7 times 1/7 of the largest magnitude of each group of 256.
+// A gradient is rounded at random to one of the two nearest levels. So the average is unbiased: its
+// expected value is the average of the plain gradients. Exception: a draw has 16 bits, so gradients
+// below about 1e-6 of the largest of their group become 0. The sums travel as with int8, and are
+// dithered again. This sends 7.7 times fewer bytes than f32. No error feedback, no state. A
+// repeated run draws the same random numbers if it has the same number of ranks.
 extern const iso_comm_hook iso_hook_dithering;
 
 // Top-k: the largest gradients of each bucket (Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS

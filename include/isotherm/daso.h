@@ -46,9 +46,9 @@ typedef struct iso_daso_stats {
     double wait_ms, work_ms;     // total of this rank: waiting; converting, summing and merging
     double last_wait_ms;         // waiting for the last exchange
     double exchange_ms, step_ms; // last measured, maximum over ranks; 0: not yet
-    // |x_rank - mean| / |mean| at a send, maximum over ranks. It travels with the next send, so it
-    // describes the exchange before the last one. 0: not yet known. With gossip these maxima are
-    // over this rank and the one that it receives from; exchange_ms is this rank's own.
+    // Distance of a rank from the mean, |x_rank - mean| / |mean|, at a send; maximum over ranks. It
+    // travels with the next send, so it describes the exchange before the last one. 0: not known.
+    // Gossip: maxima over this rank and the one it receives from; exchange_ms is this rank's.
     double divergence;
     int64_t bytes_sent, bytes_between_nodes; // of this rank (see iso_traffic), without gradients
     char reason[128];                        // of the last change of skip and wait
@@ -83,23 +83,23 @@ typedef enum iso_merge {
     ISO_MERGE_HEAT
 } iso_merge;
 
-// What happens to optimizer state (momentum etc.) and to buffers of the module (running statistics)
-// when parameters are merged. In the full average before the cool-down they are always averaged,
-// because replicas must be equal from then on. Each rank counts the updates of a parameter by
-// itself (see ISO_UNUSED_NEGOTIATE). When states are averaged over all ranks or over a node, each
-// of these ranks takes the largest count. ISO_STATE_SYNC_RESET does not reset counts.
+// What a merge does with optimizer state (momentum etc.) and with buffers of the module (running
+// statistics). The full average before the cool-down always averages them, because replicas must be
+// equal from then on. Each rank counts the updates of a parameter by itself (see
+// ISO_UNUSED_NEGOTIATE). An average of states over all ranks, or over a node, gives each of these
+// ranks the largest count. ISO_STATE_SYNC_RESET does not reset counts.
 typedef enum iso_state_sync {
     ISO_STATE_SYNC_KEEP, // each rank keeps its own
-    // Travels too, and becomes (2 S now + P mean) / (2 S + P). Needs ISO_WIRE_F32, ISO_WIRE_BF16 or
-    // ISO_WIRE_F16: others would lose small second moments beside large ones (ISO_ERR_ARG).
+    // They travel, too, and become (2 S now + P mean) / (2 S + P). ISO_ERR_ARG unless the wire is
+    // f32, bf16 or f16: others would lose small second moments beside large ones.
     ISO_STATE_SYNC_AVERAGE,
     ISO_STATE_SYNC_RESET // state: zero; buffers: their values when the optimizer was created
 } iso_state_sync;
 
-// How f32 parameters travel between nodes. With f32 the parameters themselves travel, otherwise
-// their differences from the last mean, or from the anchor of an outer optimizer without `send`.
-// What the wire leaves out is added to the next difference (error feedback). Gossip: see `gossip`.
-// The values of element types are those of iso_dtype. f64 parameters travel and merge in f64.
+// How f32 parameters travel between nodes. f32 sends the parameters themselves. Other wires send
+// differences from the last mean, or from the anchor of an outer optimizer without `send`. What the
+// wire leaves out is added to the next difference (error feedback). Gossip: see `gossip`. f64
+// parameters travel and merge in f64. Values of element types are those of iso_dtype.
 typedef enum iso_wire {
     ISO_WIRE_F32 = ISO_F32,
     ISO_WIRE_BF16 = ISO_BF16,
@@ -118,17 +118,17 @@ typedef enum iso_wire {
 
 typedef enum iso_policy {
     ISO_POLICY_FIXED,
-    // HeAT's: on a plateau of the epoch loss, global_skip and local_skip are halved, and a
-    // configured wait (> 0) is reduced by 1. Once global_skip cannot shrink further, it starts
-    // again from max_global_skip, local_skip from its configured value, and a configured wait from
+    // HeAT's rule. A plateau of the epoch loss halves global_skip and local_skip, and reduces a
+    // configured wait (> 0) by 1, but not below 1. Once global_skip cannot shrink further, it
+    // restarts at max_global_skip, local_skip at its configured value, and a configured wait at
     // max_global_skip / 4. A measured wait does not change. The policy decides only in
-    // iso_daso_epoch_loss, at the earliest in the fourth call during the cycling phase, which
-    // begins right after the last step of the warm-up. In a run with fewer calls it does nothing.
+    // iso_daso_epoch_loss, at the earliest in the fourth call of the cycling phase, which begins
+    // right after the last step of the warm-up. In a run with fewer calls, it does nothing.
     ISO_POLICY_PLATEAU,
-    // In every round: a wait above 0 follows the measured duration of an exchange, plus a margin
-    // of 3. The skip shrinks if the divergence exceeds max_divergence, but not below one and a half
-    // of the wait (or max_global_skip), and grows if the divergence is below half of
-    // max_divergence.
+    // Decides in every round. A wait above 0 follows the measured duration of an exchange, plus a
+    // margin of 3 steps. The skip shrinks if the divergence exceeds max_divergence, but not below
+    // 1.5 times the wait (or max_global_skip, if that is less). It grows by half if the divergence
+    // is below half of max_divergence.
     ISO_POLICY_ADAPTIVE,
     // Quadratic synchronisation rule (Gu et al., ICLR 2024): a round has max(global_skip,
     // (qsr_alpha / lr)^2) steps, rounded down, but at most max_global_skip. lr is the learning rate
@@ -141,18 +141,18 @@ typedef enum iso_policy {
     ISO_POLICY_CALLBACK
 } iso_policy;
 
-// When a policy decides. A round lasts from one send to the next; the first one begins with the
+// When a policy decides. A round lasts from one send to the next. The first round begins with the
 // cycling phase.
 //
-// SYNC: a round begins, and the previous exchange has been merged. The decision applies to this
-// round: its number of steps, and the wait for the exchange sent now. When the first round
-// begins, nothing is sent. If the wait is 0, the average has already been taken, and the decision
-// sets the wait of the next send. Times and divergence are those of the previous exchange. Before
-// the first exchange they are 0, or as measured for an automatic wait (in the first round). Without
-// a warm-up the first round begins in the first step(); its gradients are averaged as configured.
+// SYNC: a round begins, and the previous exchange has been merged. The decision sets the number of
+// steps of this round, and the wait for the exchange that is sent now. When the first round begins,
+// nothing is sent. If the wait is 0, the average has already been taken, and the decision sets the
+// wait of the next send. Times and divergence are those of the previous exchange. Before the first
+// exchange they are 0, or the times measured for an automatic wait. Without a warm-up, the first
+// round begins in the first step(); the gradients of this step are averaged as configured.
 //
-// EPOCH: iso_daso_epoch_loss was called. If a round began in the last step, the decision applies to
-// that round; otherwise from the next round on.
+// EPOCH: iso_daso_epoch_loss was called. The decision applies to the round that began in the last
+// step, if one did, otherwise from the next round on.
 typedef enum iso_observed { ISO_OBSERVED_SYNC, ISO_OBSERVED_EPOCH } iso_observed;
 // What a policy sees. The numbers are the same on every rank.
 typedef struct iso_daso_observation {
@@ -188,11 +188,11 @@ typedef struct iso_daso_change {
     int64_t step; // the number of updates before the change
     iso_daso_cause cause;
     int64_t global_skip, local_skip, batches_to_wait; // from then on; 0 for ISO_CAUSE_RANK
-    // ISO_CAUSE_RANK: the rank, and what it did after update `step`: a sum of 1 if it merged, 2 if
-    // it sent, and 4 times the progress of the exchange under way, from 1 (sent) to 5 (arrived).
-    // Server: one change for each thing it did, in its order: a sum of 1 if it served the push of
-    // rank r or 2 if it merged the answer of rank r, of 4 if that was where ranks met after the
-    // update, and of 8 r.
+    // ISO_CAUSE_RANK: the rank, and what it did after update `step`. Asynchronous averages: a sum
+    // of 1 if it merged, 2 if it sent, and 4 times the progress of the exchange in flight, from 1
+    // (sent) to 5 (arrived). Server: one change per action, in order. It is a sum of 1 if it served
+    // the push of rank r, or 2 if it merged the answer of rank r; 4 if the ranks met after the
+    // update and it did so there; and 8 r.
     int rank, actions;
 } iso_daso_change;
 
@@ -230,31 +230,31 @@ typedef struct iso_daso_config {
     double warmup,
         cooldown; // fractions of total_steps with lazy data parallelism over all ranks
     int64_t warmup_steps, cooldown_steps; // >= 0: used instead of the fractions
-    // Batches between two sends. A value >= 1 is kept unless a policy changes it, which is logged.
-    // -1: ISO_DASO_AUTO_SKIP, or one and a half of batches_to_wait if that is larger, so that the
-    // correction of a merge settles before the next send. What a policy or a measured wait raises
-    // it to is at most max_global_skip.
+    // Batches between two sends. A value >= 1 stays unless a policy changes it; each change is
+    // logged. -1: ISO_DASO_AUTO_SKIP, or 1.5 times batches_to_wait if that is larger, so that the
+    // correction of a merge settles before the next send. A policy or a measured wait raises it to
+    // at most max_global_skip.
     int64_t global_skip;
     int64_t max_global_skip; // upper limit for policies and for measured values
     // Batches from a send to its merge, at most global_skip: the merge precedes the next send. 0: a
-    // blocking full average. -1: automatic. It is measured in the step before the first send, as
-    // the number of batches that an exchange takes, plus a margin of 3. The time of a batch is the
-    // median of the last 8. The wait is at most global_skip if you set one, else at most
-    // max_global_skip. If an exchange takes longer, its merge blocks. If the first send comes
-    // before the third step, or global_skip is 1, nothing is measured, and the wait is global_skip.
+    // blocking full average. -1: automatic, measured in the step before the first send: the batches
+    // that an exchange takes, plus a margin of 3. The time of a batch is the median of the last 8.
+    // The limit is global_skip if you set it, else max_global_skip. If an exchange takes longer,
+    // its merge blocks. If the first send comes before the third step, or global_skip is 1, nothing
+    // is measured, and the wait is global_skip.
     int64_t batches_to_wait;
     int64_t local_skip; // batches between averages of gradients inside a node
     iso_scope unit;     // ISO_SCOPE_NODE; ISO_SCOPE_RANK: every rank is alone between syncs
     iso_merge merge;
-    // An outer optimizer, which is copied; NULL: `merge` decides. Its anchor is the parameters at
-    // the start of the cycling phase. With batches_to_wait 0 it takes the place of the full average
-    // at the end of every whole round, and it may leave the ranks with different parameters (if mix
-    // > 0, or if `replaces` is false). The last step of the cycling phase merges what is in flight,
-    // however young it is, and then sets the parameters to the mean over all ranks. Evaluation and
+    // An outer optimizer, copied; NULL: `merge` applies. Its anchor starts as the parameters at the
+    // start of the cycling phase. With batches_to_wait 0, its step replaces the full average at the
+    // end of every whole round. Afterwards ranks may have different parameters (if mix > 0, or if
+    // `replaces` is false). The last step of the cycling phase merges the exchange in flight,
+    // whatever its age, and then sets the parameters to the mean over all ranks. Evaluation and
     // iso_daso_finish use that mean, too. With ISO_STATE_SYNC_AVERAGE, optimizer state and buffers
-    // travel along; with batches_to_wait 0 they become the mean (fairseq's BMUF: average_sync),
-    // otherwise they are merged by ISO_MERGE_HEAT. Not with levels. With gossip, outer_skip says
-    // when it makes a step.
+    // travel along. With batches_to_wait 0 they become the mean (fairseq's BMUF: average_sync);
+    // otherwise ISO_MERGE_HEAT merges them. Not with levels. With gossip, outer_skip says when the
+    // outer optimizer makes a step.
     const iso_outer *outer;
     iso_wire wire;
     // ISO_WIRE_TOPK: the fraction of differences that travel, at most 1/4, rounded up to 4, 8, 16,
@@ -268,154 +268,154 @@ typedef struct iso_daso_config {
     iso_daso_callback callback;
     void *user;
     // Levels, as PyTorch's HierarchicalModelAverager(period_group_size_dict). 0: none, and all
-    // ranks exchange every global_skip batches. Otherwise let k be the number of updates before
-    // this batch's (0 for the first batch). If k is at least the warm-up, one level exchanges after
-    // this batch: that with the largest period that divides k; none if no period does. global_skip
-    // must be the first period. Periods and ranks rise from level to level, and the number of ranks
-    // is a multiple of `ranks`, and equal to it at the last level. Requires ISO_SCOPE_RANK,
-    // ISO_POLICY_FIXED and batches_to_wait of at least 0.
+    // ranks exchange every global_skip batches. Otherwise let k be the number of updates before a
+    // batch. From the end of the warm-up on, the level whose period divides k exchanges after this
+    // batch. If several periods divide k, the largest counts; if none does, no level exchanges.
+    // global_skip must be the first period. Periods and ranks must rise from level to level.
+    // `ranks` must divide the number of ranks, and at the last level equal it. Requires
+    // ISO_SCOPE_RANK, ISO_POLICY_FIXED and batches_to_wait of at least 0.
     int level_count;
     iso_daso_level level[ISO_DASO_LEVELS];
-    // Fragments of the parameters that take turns (Streaming DiLoCo: Douillard et al., 2025), each
-    // of which is exchanged every global_skip steps. 0 or 1: none. Fragment f, from 0, is merged at
-    // step (f + 1) global_skip / fragments of each period, rounded down, and was sent
-    // batches_to_wait steps before; both are counted from the start of the cycling phase. So an
-    // exchange carries a part of the parameters, and several can be in flight. At most
-    // ISO_DASO_FRAGMENTS and global_skip. Requires ISO_POLICY_FIXED, ISO_STATE_SYNC_KEEP,
-    // local_skip 1, a given global_skip, batches_to_wait of at least 0, and no levels.
+    // Fragments of the parameters that are exchanged in turn (Streaming DiLoCo: Douillard et al.,
+    // 2025), each one every global_skip steps. 0 or 1: none. In each period, fragment f, from 0, is
+    // merged at step (f + 1) global_skip / fragments, rounded down, and is sent batches_to_wait
+    // steps earlier. Steps count from the start of the cycling phase. So an exchange carries only
+    // some of the parameters, and several exchanges can be in flight. At most ISO_DASO_FRAGMENTS
+    // and global_skip. Requires ISO_POLICY_FIXED, ISO_STATE_SYNC_KEEP, local_skip 1, a configured
+    // global_skip, batches_to_wait of at least 0, and no levels.
     int fragments;
     iso_fragment_order fragment_order;
-    // Instead of the mean over all ranks, each rank takes that of its parameters and those of one
-    // other rank: Stochastic Gradient Push (SGP: Assran et al., ICML 2019). In exchange k of P
-    // ranks, from 0, it sends to rank + d modulo P and receives from rank - d, with d = 2^(k mod
-    // ceil(log2 P)). Every P is allowed. The mixing matrix is doubly stochastic, so the push-sum
-    // weights of SGP stay 1 and do not travel, and the sum over ranks changes by rounding only. If
-    // P is a power of two, log2(P) exchanges without updates between them leave the mean of all
-    // ranks. With 2 ranks the bits are those of local SGD. Ranks have different parameters until
-    // the end of the cycling phase, which sets them to the mean over all ranks; evaluation and
-    // iso_daso_finish use that mean, too. `divergence` is the distance to the mean of the two,
-    // times consensus_step with a wire. An exchange needs no other ranks than these, so a rank that
-    // is late delays those that exchange with it, and no others at once. If a rank's parameters
-    // are not finite or too large, it and the one that receives from it get an error, which ends
-    // the job: see iso_daso_create_take. All ranks get an error that is found where they meet.
-    // Requires what iso_gossip_config sets of unit, merge, state and policy, and neither levels nor
+    // Stochastic Gradient Push (SGP: Assran et al., ICML 2019): instead of the mean over all ranks,
+    // each rank takes the mean of its parameters and those of one other rank. In exchange k of P
+    // ranks, from 0, it sends to rank + d and receives from rank - d, modulo P, with d = 2^(k mod
+    // ceil(log2 P)). P may be any number. The mixing matrix is doubly stochastic. So the push-sum
+    // weights of SGP stay 1 and do not travel, and the sum over ranks changes only by rounding. If
+    // P is a power of two, log2(P) exchanges without updates in between leave the mean on all
+    // ranks. With 2 ranks, results are bitwise identical to local SGD. Ranks have different
+    // parameters until the end of the cycling phase, which sets them to the mean over all ranks;
+    // evaluation and iso_daso_finish use that mean, too. `divergence` is the distance to the mean
+    // of the two (times consensus_step, unless wire is ISO_WIRE_F32). A late rank directly delays
+    // only the ranks that exchange with it. If a rank's parameters are not finite or too large,
+    // this rank and the one that receives from it get an error, and the program must end the job:
+    // see iso_daso_create_take. If ranks find the error where all of them meet, all get it.
+    // Requires unit, merge, state and policy as iso_gossip_config sets them, and neither levels nor
     // fragments.
     //
-    // With ISO_PEERS_PAIR, two ranks take the mean of their parameters, with the same bits on both:
+    // ISO_PEERS_PAIR: two ranks take the mean of their parameters, bitwise identical on both:
     // D-PSGD (Lian et al., NeurIPS 2017) with the pairs of Bagua's shift_one. With H = P / 2,
-    // rounded up, exchange k pairs rank i < H with rank H + (i + k) mod H. If P is odd, one rank
-    // sits out in turn: the partner of rank P, which does not exist. With global_skip 1,
-    // batches_to_wait 1 is D-PSGD: x_p(k+1) = (x_p(k) + x_q(k)) / 2 plus the update of x_p(k).
+    // rounded up, exchange k pairs rank i < H with rank H + (i + k) mod H. If P is odd, rank P does
+    // not exist, and its partner sits out. With global_skip 1, batches_to_wait 1 is D-PSGD:
+    // x_p(k+1) = (x_p(k) + x_q(k)) / 2 plus the update of x_p(k).
     //
-    // With ISO_PEERS_RING, even exchanges go to rank p + 1 and odd ones to p - 1, modulo P, counted
-    // from 0. Two exchanges mix as a ring does: x_p = x_p / 2 + (x_p-1 + x_p+1) / 4. Ranks agree in
-    // more exchanges than with the others, but a rank has only two peers, and few copies.
+    // ISO_PEERS_RING: even exchanges, from 0, go to rank p + 1, odd ones to rank p - 1, modulo P.
+    // Two exchanges mix as a ring does: x_p = x_p / 2 + (x_p-1 + x_p+1) / 4. Ranks need more
+    // exchanges to agree than with other peers, but each has only two peers, and few copies.
     //
-    // With another wire than ISO_WIRE_F32 differences travel, as in CHOCO-SGD (Koloskova et al.,
-    // ICML 2019). For each rank that it sends to or receives from, a rank keeps a copy of what both
-    // ends know of the sender's parameters: 2 ceil(log2 P) arrays, with pairs 2 H, in a ring 4,
-    // also in saved states. Both ends add the encoded difference of the sender from its copy to the
-    // copy. Then x = x + consensus_step / 2 (copy of the sender - copy of this rank). The sum over
-    // ranks changes by rounding only, but a pair no longer has the same bits. Copies begin at the
-    // creation, at the end of warm-up, and where another number of ranks loads a state.
+    // Wires other than ISO_WIRE_F32 send differences, as in CHOCO-SGD (Koloskova et al., ICML
+    // 2019). For each peer and direction, a rank keeps a copy of the sender's parameters as both
+    // ends know them: 2 ceil(log2 P) arrays, 2 H with pairs, 4 in a ring, also in saved states. The
+    // sender encodes its difference from this copy, and both ends add it to their copies. Then x =
+    // x + consensus_step / 2 (copy of the sender - copy of this rank). The sum over ranks changes
+    // only by rounding, but a pair is no longer bitwise identical. Copies start as the parameters
+    // at creation, at the end of warm-up, and when another number of ranks loads a state.
     bool gossip;
     iso_peers peers; // ISO_PEERS_PUSH, unless gossip is set
-    // gossip, unless wire is ISO_WIRE_F32: at most 1. If it is too large for a wire that leaves
-    // much out, ranks drift apart. 0: 1, or with ISO_WIRE_TOPK twice the fraction that travels.
+    // gossip, unless wire is ISO_WIRE_F32: at most 1. A wire that leaves much out needs a small
+    // value, or ranks drift apart. 0: 1, or with ISO_WIRE_TOPK twice the fraction that travels.
     double consensus_step;
-    // gossip with `outer`, 1 or more: every outer_skip steps of the cycling phase, the mean over
-    // all ranks and a step of the outer optimizer take the place of gossip (SlowMo with SGP as its
-    // base algorithm: Wang et al., ICLR 2020; with iso_outer_mean, Gossip-PGA: Chen et al., ICML
-    // 2021). This step blocks. It comes after gossip that is under way has been merged, and the
-    // steps to the next gossip are counted from it. Requires a given global_skip, and
-    // batches_to_wait of at least 0. Otherwise 0.
+    // gossip with `outer`, 1 or more: every outer_skip steps of the cycling phase, a mean over all
+    // ranks and a step of the outer optimizer replace the gossip (SlowMo with SGP as its base
+    // algorithm: Wang et al., ICLR 2020; with iso_outer_mean, Gossip-PGA: Chen et al., ICML 2021).
+    // This step first merges the gossip in flight, and blocks. The steps to the next gossip count
+    // from it. Requires a configured global_skip, and batches_to_wait of at least 0. Otherwise 0
+    // (else ISO_ERR_ARG).
     int64_t outer_skip;
     // Asynchronous averages (Bagua's AsyncModelAverageAlgorithm; Gan et al., VLDB 2022). An
-    // exchange of parameters is under way all the time. After each step of the cycling phase, a
-    // rank merges one that has arrived: x = x + (mean of what ranks sent) - (what this rank sent),
-    // and sends its new parameters, which starts the next exchange. It never waits. Each rank does
-    // so at its own steps, so a slow rank slows the exchanges down, but not the steps of the
-    // others. If all ranks merge an exchange, the mean of their parameters stays the same, up to
-    // rounding.
+    // exchange of parameters is always in flight. After each step of the cycling phase, a rank
+    // checks whether it has arrived. If so, the rank merges it, x = x + (mean of what ranks sent) -
+    // (what this rank sent), and sends its new parameters, which starts the next exchange. A rank
+    // never waits. Each rank does this at its own steps, so a slow rank slows down the exchanges,
+    // but not the steps of others. An exchange that all ranks have merged leaves the mean of their
+    // parameters unchanged, up to rounding.
     //
-    // Ranks meet at evaluations, saves, iso_daso_complete and the end of the cycling phase. Then
-    // they complete exchanges until all have started and merged the same ones; for this, some
-    // merge earlier than in their next step. The end of the cycling phase merges what is under way,
-    // and then sets the parameters to the mean over all ranks. Bits depend on times, and repeat
-    // only with `replay`. Requires what iso_async_config sets, except for total_steps, phases,
-    // interval_ms, wire and topk_ratio.
+    // Ranks meet at evaluations, saves, iso_daso_complete and the end of the cycling phase. There
+    // they complete exchanges until all ranks have started and merged the same ones, so some ranks
+    // merge earlier than in their next step. The end of the cycling phase also merges the exchange
+    // in flight, and then sets the parameters to the mean over all ranks. Results depend on timing,
+    // and repeat only with `replay`. Requires what iso_async_config sets, except total_steps,
+    // phases, interval_ms, wire and topk_ratio.
     bool asynchronous;
     double interval_ms; // asynchronous: the least time from a send to the next, >= 0
     // asynchronous: a parameter server instead of averages (Downpour SGD: Dean et al., NeurIPS
-    // 2012). Every rank is a worker, and rank s also serves shard s, one P-th of the parameters; or
-    // some ranks only serve, see `servers`. Every global_skip steps a worker pushes to each server
-    // a (x - k): the scale a times what it has changed in the shard since it last knew the server's
-    // values. Then k = x. The server adds this to its values y when it next ends a step, and
-    // answers with y. When the answer is there, the worker merges it after one of its steps: x = y
-    // + (x - k), k = y. No step waits. A rank that makes no step delays the answers of its own
-    // shard, and nothing else. A shard is not pushed again before its answer was merged.
+    // 2012). Every rank is a worker, and rank s also serves shard s, one P-th of the parameters
+    // (but see `servers`). Let x be a worker's values of a shard, k the values that it last knew or
+    // pushed, y those of the server, and a the scale push_scale. Every global_skip steps, the
+    // worker pushes a (x - k) to each server and sets k = x. At the end of its next step, the
+    // server adds this to y and answers with y. When the answer is there, the worker merges it
+    // after a step: x = y + (x - k), k = y. No step waits. A rank that makes no step delays only
+    // the answers of its own shard. A worker pushes a shard again only after it has merged the
+    // answer.
     //
-    // Where ranks meet, as above, all of them push what they have not pushed, and take the values
-    // of the servers. So all ranks go on with equal parameters, and with optimizer states of their
-    // own. In saved state the servers need no place. One rank trains alone; nothing changes its
-    // parameters. A rank whose parameters are not finite gets an error from the step that was to
-    // push them; all ranks get it where they meet, and then push nothing. Requires what
-    // iso_server_config sets, except for total_steps, phases, global_skip, push, push_scale and
-    // servers.
-    // `divergence` and `exchange_ms` are not measured.
+    // Where ranks meet (see `asynchronous`), all push what they have not pushed, and take the
+    // values of the servers. So all ranks continue with equal parameters, and each with its own
+    // optimizer state. Saved states hold nothing of the servers. A single rank trains alone;
+    // nothing changes its parameters. A step that is to push parameters that are not finite returns
+    // an error on this rank. All ranks get the error where they meet next, and then push nothing.
+    // Requires what iso_server_config sets, except total_steps, phases, global_skip, push,
+    // push_scale and servers. `divergence` and `exchange_ms` are not measured.
     bool server;
-    // server: with ISO_PUSH_SYNC ranks meet after every global_skip steps, counted from where they
-    // met before, and push and pull there only: synchronous SGD by a server, if global_skip is 1
-    // and the optimizer is SGD, else local SGD. Bits do not depend on times; `replay` is
-    // ISO_ERR_ARG. ISO_PUSH_ASYNC without server.
+    // server: with ISO_PUSH_SYNC, ranks meet after every global_skip steps, counted from the last
+    // meeting, and push and pull only there. This is synchronous SGD by a server if global_skip is
+    // 1 and the optimizer is SGD, else local SGD. Results do not depend on timing; `replay` is
+    // ISO_ERR_ARG. Without server: ISO_PUSH_ASYNC.
     iso_push push;
     double push_scale; // server: a; 0: 1 / workers, so that progress that all make counts once
-    // server: the last so many ranks, fewer than P, only serve, one shard each, and the others are
-    // the W workers, who serve nothing. 0: all ranks do both. Divide samples among the workers
-    // only: give the sampler W ranks. On a rank that only serves a step needs no forward and no
-    // backward: it counts, changes no parameter, and serves the pushes that are there. So let it
-    // make its steps at once. Then it serves while it waits for the others: where ranks meet, and
-    // in any call on the communicator of data_parallel. These waits have no time limit: a worker
-    // that hangs is noticed by another worker, or by ISO_STEP_TIMEOUT. Its buffers count in no
-    // mean, and are synchronised at evaluations or on call only (ISO_ERR_UNSUPPORTED). Requires
-    // phases of 0 steps, and no other such server on the communicator (ISO_ERR_STATE). A saved
-    // state goes on with the same number of ranks and servers only (ISO_ERR_MISMATCH).
-    // iso_daso_reset is ISO_ERR_UNSUPPORTED.
+    // server: the last `servers` ranks, fewer than P, only serve, one shard each. The other W ranks
+    // are the workers, and serve nothing. 0: all ranks do both. Divide samples among the workers
+    // only: create their samplers for W ranks. On a rank that only serves, step() needs no forward
+    // or backward: it counts, changes no parameter, and serves the pushes that have arrived. So let
+    // this rank make all its steps at once. Afterwards it serves while it waits for the workers:
+    // where ranks meet, and in any call on the communicator of data_parallel. These waits have no
+    // time limit; another worker, or ISO_STEP_TIMEOUT, detects a worker that hangs. Means of
+    // buffers ignore this rank. Buffers may be synchronised only at evaluations or on call (else
+    // ISO_ERR_UNSUPPORTED). Requires phases of 0 steps, and no other such server on the
+    // communicator (ISO_ERR_STATE). Only a run with the same ranks and servers can load a saved
+    // state (ISO_ERR_MISMATCH). iso_daso_reset is ISO_ERR_UNSUPPORTED.
     int servers;
-    // Tournaments, see isotherm/tournament.h; copied. NULL: none. The nodes are the trainers, or,
-    // with ISO_SCOPE_RANK, the ranks. Parameters and buffers travel, and with them optimizer state,
-    // unless keep_state is set; nothing is averaged. Trainers are paired by `seed` and the number
-    // of the tournament, the same on all ranks; one of an odd number has no partner. With
-    // batches_to_wait 0 the step waits for the partner's model, and scores its own meanwhile.
-    // Otherwise training goes on while the models travel, and the partner's model of the send meets
-    // this trainer's model of now. All ranks wait for all scores.
+    // Tournaments, see isotherm/tournament.h; copied. NULL: none. Each node is a trainer, or each
+    // rank with ISO_SCOPE_RANK. Parameters and buffers travel, and optimizer state unless
+    // keep_state is set; nothing is averaged. `seed` and the number of the tournament determine the
+    // pairs. Of an odd number of trainers, one has no partner. With batches_to_wait 0, the step
+    // waits for the partner's model, and scores its own model in the meantime. Otherwise training
+    // continues while models travel: then the partner's model as it was sent competes with this
+    // trainer's current model. All ranks wait for all scores.
     //
-    // Where other modes take the mean over all ranks, in evaluation mode, at the end of the cycling
-    // phase and in iso_daso_finish, each trainer's own model is scored, and all ranks take the one
-    // that wins; of equal ones, that of the first trainer. A saved state goes on with the same
-    // number of trainers and ranks only (ISO_ERR_MISMATCH). `divergence` is not measured. Requires
-    // what iso_tournament_config sets, except for total_steps, phases, unit, global_skip and
+    // Where other modes take the mean over all ranks (in evaluation mode, at the end of the cycling
+    // phase, and in iso_daso_finish), each trainer's own model is scored, and all ranks take the
+    // best one; of equal ones, that of the first trainer. Only a run with the same number of
+    // trainers and ranks can load a saved state (ISO_ERR_MISMATCH). `divergence` is not measured.
+    // Requires what iso_tournament_config sets, except total_steps, phases, unit, global_skip and
     // batches_to_wait.
     const iso_tournament *tournament;
     // Called on every rank after each change; NULL: not called. ISO_CAUSE_RANK: called on rank 0
     // for all ranks, where ranks meet.
     void (*changed)(const iso_daso_change *change, void *user);
     void *changed_user;
-    // Changes in the order of their steps, the same on every rank, borrowed until the optimizer is
-    // destroyed. (Those of ISO_CAUSE_RANK in any order; with a server those of one rank in the
-    // order in which they were told. The run that repeats them has to meet after the same steps.
-    // Steps without a change merge and send nothing.) They take the place of what the policy and
-    // the measurement of a wait would choose, which depends on times. So a run with the same
-    // config, ranks and data that is given all changes of an earlier one has its bits. NULL: none.
+    // Changes of an earlier run, in the order of their steps, the same on every rank; borrowed
+    // until the optimizer is destroyed. They replace the policy and the measurement of a wait,
+    // which depend on timing. So a run with the same config, ranks and data, and all changes of the
+    // earlier run, is bitwise identical to it. NULL: none. ISO_CAUSE_RANK: any order, but with a
+    // server the changes of one rank must stay in the order in which they were reported; the ranks
+    // must meet after the same steps as then; and a step without a change merges and sends nothing.
     const iso_daso_change *replay;
     int64_t replay_count;
     // Lets iso_training_loaded take the state of a daso that was created for fewer steps, finished
-    // or not, or for another warm-up or cool-down: the run goes on to this config's total_steps,
-    // with its cool-down. A warm-up that is over stays as it was. A run that had left the cycling
-    // phase returns to it, with a new round; after a cool-down, an outer optimizer begins anew,
-    // too. One that is still in it ends with the bits of a run with this config, if the warm-up is
-    // the same. ISO_ERR_ARG if total_steps is smaller than that of the saved state, or if cycling
-    // would end before the step of that state.
+    // or not, or for another warm-up or cool-down. The run continues to this config's total_steps,
+    // with its cool-down. A completed warm-up keeps its length. A run that had left the cycling
+    // phase returns to it with a new round; after a cool-down, an outer optimizer starts over. A
+    // run that is still in the cycling phase ends bitwise identical to a run with this config, if
+    // the warm-up is the same. ISO_ERR_ARG if total_steps is smaller than that of the state or not
+    // above its step, or if a state from the cycling phase would be past that phase.
     bool extends;
 } iso_daso_config;
 #define ISO_DASO_AUTO_SKIP 8
@@ -471,11 +471,11 @@ iso_daso_config iso_tournament_config(int64_t total_steps, int64_t period,
 // global_skip of config. ISO_ERR_ARG for another text.
 iso_status iso_daso_levels_parse(const char *text, iso_daso_config *config);
 
-// As iso_daso_heat_create_take. If an exchange fails on any rank, every rank gets an error, and no
-// parameter changes. All ranks merge an exchange at the same batch, except with `asynchronous`:
-// then they get such an error in different steps, and with `gossip` not all get it, so a program
-// that gets it ends the job (MPI_Abort). An optimizer that is asynchronous is destroyed on all
-// ranks, after the same step.
+// As iso_daso_heat_create_take, but takes ZeRO within nodes (isotherm/parallel.h), too. If an
+// exchange fails on any rank, every rank gets an error at the same batch, and no parameter changes.
+// Exception: with `asynchronous`, ranks get the error in different steps, and with `gossip` not all
+// ranks get it. So end the job then (MPI_Abort). Destroy an asynchronous optimizer on all ranks,
+// after the same step.
 iso_status iso_daso_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out);
 

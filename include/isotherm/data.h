@@ -101,12 +101,12 @@ iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **
 // stroke width, clutter and noise. The images depend only on train and count and are the same on
 // every machine. The training and the test set use disjoint random streams.
 iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **out);
-// Opens data as iso-train and the examples do. `folder` names an MNIST folder, or an HDF5 file (.h5
-// or .hdf5) with the data sets x_train and y_train for training, x_test and y_test for testing:
-// images and labels as those of iso_dataset_read_idx; or a folder of pictures, as
-// iso_dataset_open_images reads them for a config of zeros and the part that is meant. NULL and
-// "digits" generate as many digits as MNIST has (60000 for training, 10000 for testing). A folder
-// of pictures that is not divided is one for training; ISO_ERR_FORMAT for testing.
+// Opens data as iso-train and the examples do. `folder` names an MNIST folder; an HDF5 file (.h5 or
+// .hdf5) with the data sets x_train and y_train for training, x_test and y_test for testing, with
+// images and labels as in iso_dataset_read_idx; or a folder of pictures, opened as by
+// iso_dataset_open_images with a config of zeros except `part`. NULL and "digits" generate as many
+// digits as MNIST has (60000 for training, 10000 for testing). A folder of pictures without train
+// and val is for training only (else ISO_ERR_FORMAT).
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out);
 
 // How to read a CSV file. In the lists below, give each column by its name in the header or its
@@ -160,28 +160,28 @@ typedef struct iso_hdf5_config {
     // iso_dataset_create_arrays. false: the samples stay in the file.
     bool in_memory;
 } iso_hdf5_config;
-// Opens an HDF5 file, which stays open until the data set is destroyed (unless in_memory), so it
-// may be larger than the memory. A loader reads the samples of a batch together, in the order of
-// the file, in its threads, and only those of its rank; consecutive samples are one read. For data
-// sets of chunks, a chunk is decompressed once for all of its samples in a batch if the chunks that
-// one sample needs have up to 64 MiB in the file's type, before compression. Chunks that were read
-// last stay in memory: up to 64 MiB for each data set if those of one sample have more than 512
-// KiB, else up to 1 MiB. With shuffle, chunks of few samples are faster than long ones.
+// Opens an HDF5 file. Unless in_memory is set, the file stays open until the data set is destroyed,
+// and may be larger than the memory. A loader's threads read only the samples of their rank, those
+// of a batch together and in file order; consecutive samples are one read. A chunk of a chunked
+// data set is decompressed once per batch if the chunks of one sample have at most 64 MiB (in the
+// file's type, before compression), otherwise for each read. The chunks read last stay in memory:
+// up to 64 MiB for each data set if those of one sample have more than 512 KiB, else up to 1 MiB.
+// With shuffle, chunks of few samples are faster than long ones.
 //
-// Floats of up to 32 bits become f32, of 64 bits f64; unsigned bytes u8, other integers i32 if it
-// holds all their values, else i64. Labels become i32. For samples that stay in the file
-// iso_dataset_info has no mean and std, and in the checksum the size of the file, `first`, and the
-// first and the last sample stand for the contents.
+// Floats of up to 32 bits become f32, of 64 bits f64; unsigned bytes become u8, other integers i32
+// if it holds all their values, else i64. Labels become i32. For samples that stay in the file,
+// iso_dataset_info has no mean and std, and the checksum covers only the size of the file, `first`,
+// and the first and the last sample.
 //
-// ISO_ERR_IO if the file is missing or unreadable, also in iso_loader_next, or locked by another
-// program. ISO_ERR_FORMAT if it is not an HDF5 file, truncated or damaged, for types and shapes
-// that a data set cannot have, for a data set that was never written, if the data sets have
-// different numbers of samples or fewer than asked for, and for a label outside [0, classes), of
-// samples that stay in the file when they are read. ISO_ERR_ARG for a name that the file lacks; the
-// message lists those that it has. ISO_ERR_UNSUPPORTED in a build without HDF5.
+// ISO_ERR_IO if the file is missing, locked by another program, or unreadable (also in
+// iso_loader_next). ISO_ERR_FORMAT if it is not an HDF5 file, is truncated or damaged, or has fewer
+// samples than asked for; if a data set has an unsupported type or shape, another number of
+// samples, or was never written; and for a label outside [0, classes) (in samples that stay in the
+// file: when they are read). ISO_ERR_ARG for a name that the file lacks; the message lists its
+// names. ISO_ERR_UNSUPPORTED in a build without HDF5.
 //
 // The library calls HDF5 in one thread at a time. While loaders read, your program must not call
-// HDF5 itself, unless HDF5 was built to be thread-safe.
+// HDF5 itself, unless HDF5 was built thread-safe.
 iso_status iso_dataset_open_hdf5(const char *path, const iso_hdf5_config *config,
                                  iso_dataset **out);
 
@@ -209,28 +209,27 @@ typedef struct iso_images_config {
     int64_t shorter;
     bool real; // images of f32 in [0, 1]; false: of bytes, which a loader can also augment
 } iso_images_config;
-// Opens pictures, JPEG or PNG, in folders that are their classes. A sample is an image [3, size,
-// size] and its label. The classes are the folders sorted by name (by the bytes of their names);
-// those of `train` number the classes of `val`, where some may be missing. Pictures are the files
-// .jpg, .jpeg and .png (in any case) in a class folder and the folders below; names that begin with
-// a point are left out.
+// Opens JPEG and PNG pictures in class folders. A sample is an image [3, size, size] and its label.
+// Classes are the folders, sorted by the bytes of their names. The classes of `train` also number
+// those of `val`, where some may be missing. Pictures are the files .jpg, .jpeg and .png (in any
+// case) in a class folder and the folders below it. Names that begin with a dot are ignored.
 //
 // The pictures stay in their files. A loader's threads read and decode those of its batches, so
 // more threads are faster. A picture is resized until its shorter side has `shorter` pixels, as by
-// Pillow's BILINEAR, and cut to the square in its middle, as by torchvision's Resize and CenterCrop
-// (the same bits where Pillow begins with the rows, not the columns of a tall picture). Grey
-// pictures get three equal channels; 16 bits become 8; transparency is dropped, colours of print
-// (CMYK) become those of light, and the rotation in EXIF data is ignored, as by ImageFolder. A JPEG
-// file that is at least four times as large as needed is decoded at 1/2, 1/4 or 1/8 of its size.
+// Pillow's BILINEAR, and its central square is cut out, as by torchvision's Resize and CenterCrop.
+// Results are bitwise identical, unless Pillow resizes the columns before the rows (tall pictures).
+// Grey pictures get three equal channels, 16 bits become 8, transparency is dropped, and CMYK
+// becomes RGB. The rotation in EXIF data is ignored, as by ImageFolder. A JPEG file at least four
+// times as large as needed is decoded at 1/2, 1/4 or 1/8 of its size.
 //
-// iso_dataset_info has no mean and std. In the checksum the names of classes and pictures stand for
-// the contents, so iso_comm_check_same tells ranks that see other files.
+// iso_dataset_info has no mean and std. In the checksum, the names of classes and pictures
+// represent the contents, so iso_comm_check_same detects ranks that see other files.
 //
-// ISO_ERR_IO if a folder is missing or unreadable; ISO_ERR_FORMAT if there is no class, if a class
-// of ALL and TRAIN has no picture or one of VAL is none of TRAIN's, and for a picture of another
-// kind, such as .webp; ISO_ERR_ARG for sizes outside their range. When a picture is read:
-// ISO_ERR_IO if its file is missing or unreadable; ISO_ERR_FORMAT if it is neither JPEG nor PNG,
-// truncated or damaged, has more than 2^27 pixels or 65535 in one direction, or 1 GiB;
+// ISO_ERR_IO if a folder is missing or unreadable. ISO_ERR_FORMAT if there is no class, a class of
+// ALL or TRAIN has no picture, a class of VAL is not one of TRAIN, or there is a picture of another
+// kind, such as .webp. ISO_ERR_ARG for sizes outside their range. When a picture is read:
+// ISO_ERR_IO if its file is missing or unreadable; ISO_ERR_FORMAT if it is neither JPEG nor PNG, is
+// truncated or damaged, or has more than 2^27 pixels, 65535 in one direction, or 1 GiB;
 // ISO_ERR_UNSUPPORTED if this build lacks libjpeg or libpng. The message names the file. To check
 // all pictures before a long run, call iso_dataset_sample for each.
 iso_status iso_dataset_open_images(const char *folder, const iso_images_config *config,
@@ -267,12 +266,12 @@ const uint8_t *iso_dataset_image(const iso_dataset *dataset, int64_t i, int32_t 
 iso_status iso_dataset_sample(const iso_dataset *dataset, int64_t i, void *const *tensors);
 
 // Divides a data set at random: `fraction` of its samples, rounded to a whole number, become the
-// validation set, the others the training set; both keep the samples' order. Only seed and number
-// of samples decide, so the sets are the same on every rank. Both sets are views: they retain the
-// data set and copy no samples, and statistics and checksums are those of their own samples (for a
-// callback, the checksum comes from that of the data set and the samples' numbers). Each is one
-// reference. ISO_ERR_ARG if fraction is not in (0, 1) or a set would be empty; ISO_ERR_STATE after
-// iso_dataset_set_shard, which you may call for each of the two sets.
+// validation set, the others the training set. Both keep the order of the samples. Only the seed
+// and the number of samples matter, so the sets are the same on every rank. Both are views: they
+// retain the data set and copy no samples. Their statistics and checksums are their own (for a
+// callback, the checksum follows from that of the data set and the samples' numbers). Returns one
+// reference to each set. ISO_ERR_ARG if fraction is not in (0, 1) or a set would be empty;
+// ISO_ERR_STATE after iso_dataset_set_shard: call it for each of the sets instead.
 iso_status iso_dataset_split(iso_dataset *dataset, double fraction, uint64_t seed,
                              iso_dataset **train, iso_dataset **validation);
 
@@ -300,14 +299,13 @@ typedef struct iso_sampler_config {
     // are the smallest and the largest number of all ranks. A loader takes them from the data set,
     // see iso_dataset_set_shard. Both 0: the ranks divide the same samples.
     int64_t shard_least, shard_most;
-    // The cost of a sample, such as its length, the same on all ranks; called once for each sample
-    // at creation. Ranks then get samples of similar cost (Bagua:
-    // LoadBalancingDistributedSampler): the samples, sorted by cost, form groups of one for each
-    // rank, and groups are shuffled in place of samples, as are the members of a group. So the j-th
-    // samples of a batch have neighbouring costs on all ranks; in the last global batch, and with
-    // PAD, only nearly so. Without shuffle, batches begin with the lowest costs. NULL: any sample
-    // for any rank. Not with shards or OVERLAP (ISO_ERR_ARG), and a cost must be finite
-    // (ISO_ERR_ARG).
+    // The cost of a sample, such as its length; NULL: any rank may get any sample. It must be
+    // finite (ISO_ERR_ARG) and the same on all ranks. The function is called once for each sample,
+    // at creation. Ranks then get samples of similar cost (Bagua: LoadBalancingDistributedSampler).
+    // The samples, sorted by cost, form groups with one sample for each rank. Groups are shuffled
+    // instead of samples, as are the members of each group. So the j-th samples of a batch have
+    // similar costs on all ranks; in the last global batch, and with PAD, only nearly so. Without
+    // shuffle, batches start with the lowest costs. Not with shards or OVERLAP (ISO_ERR_ARG).
     double (*cost)(int64_t sample, void *user);
     void *cost_user;
     // >= 0; in each epoch each cost is raised by a random part of cost_noise times the range of all
@@ -386,13 +384,13 @@ typedef struct iso_collate_batch {
     void *const *tensors;   // inputs and targets in host memory, [n, shape...] each
     iso_tensor_spec *specs; // the type and the shape of each tensor of a sample
 } iso_collate_batch;
-// Makes the tensors of a batch from the values of its samples, in place: it may change any value,
-// for example mix samples, and make the dimensions of specs smaller, for example cut sequences to
-// the longest one of the batch. tensors[t] must then hold [n, shape...] without gaps, as
-// iso_collate_trim leaves it. Types and the number of dimensions stay. ISO_ERR_ARG in
-// iso_loader_next for a dimension below 1 or above the data set's. On failure it describes the
-// error with iso_error_set and returns its code. Called in the loader's threads as a transform is,
-// for different batches.
+// Makes the tensors of a batch from the values of its samples, in place. It may change any value,
+// e.g. mix samples, and make dimensions in specs smaller, e.g. cut sequences to the longest one of
+// the batch. Then tensors[t] must hold [n, shape...] without gaps, as iso_collate_trim leaves it.
+// It must not change types or numbers of dimensions. iso_loader_next returns ISO_ERR_ARG if it
+// does, and for a dimension below 1 or above the data set's. On failure it describes the error with
+// iso_error_set and returns its code. Like a transform, it runs in the loader's threads, for
+// different batches at the same time.
 typedef iso_status (*iso_collate)(const iso_collate_batch *batch, void *user);
 // Keeps the first `size` entries of dimension d, from 0, of each sample's tensor t: moves the
 // values together, and sets the dimension in specs. ISO_ERR_ARG if there is no such dimension, or
@@ -487,11 +485,11 @@ void iso_loader_get_state(const iso_loader *loader, iso_loader_state *out);
 // ISO_ERR_MISMATCH if the loader has other settings than the state; the message names the first
 // one, and nothing is changed.
 iso_status iso_loader_set_state(iso_loader *loader, const iso_loader_state *state);
-// Local. Converts the state of a loader on another number of ranks, or with another batch, to one
-// with the loader's ranks and batch: the next batch begins with the same sample of the same
-// permutation. Where ranks * batch is as before, all batches have the same samples, except for
-// those that PAD repeats. ISO_ERR_MISMATCH if no batch of the loader begins there, or if the order
-// depends on the number of ranks: with SHARE, OVERLAP or shards. Nothing is changed on failure.
+// Local. Converts the state of a loader with another number of ranks, or another batch, to the
+// loader's ranks and batch. The next batch begins with the same sample of the same permutation. If
+// ranks * batch is as before, all batches have the same samples, except for those that PAD repeats.
+// ISO_ERR_MISMATCH if no batch of the loader begins there, or if the order depends on the number of
+// ranks: with SHARE, OVERLAP, shards or `cost`. Nothing is changed on failure.
 iso_status iso_loader_convert_state(const iso_loader *loader, iso_loader_state *state);
 
 #ifdef __cplusplus

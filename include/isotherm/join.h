@@ -57,39 +57,41 @@ typedef struct iso_join iso_join;
 iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *config, iso_join **out);
 // The same for `count` models, in an array that is borrowed for the call (PyTorch: Join of several
 // joinables). All ranks pass the same models in the same order. Their communicators may differ, but
-// must have the same ranks in the same order (else ISO_ERR_ARG). What one iso_join_next announces
-// holds for all models: the batch, its samples, will_sync.
+// must have the same ranks in the same order (else ISO_ERR_ARG). One iso_join_next announces one
+// batch for all models: its samples and its will_sync hold for each of them.
 //
 // After each ISO_OK, a rank with data makes one backward of every model, in the order of the array,
-// and steps optimizers after the last backward. With ISO_BUFFERS_BEFORE_FORWARD, the forward of a
-// model follows the backward of the model before it in the array; otherwise all forwards may come
-// first, as they must if one model feeds another. With ISO_BUFFERS_AFTER_FORWARD, forwards are in
-// the order of the array. A rank without data takes part in the exchanges of every model, in the
-// same order, and then calls config.step once.
+// and steps the optimizers after the last backward. With ISO_BUFFERS_BEFORE_FORWARD, the forward of
+// a model must follow the backward of the previous model in the array. Otherwise all forwards may
+// come first, as they must if one model feeds another; with ISO_BUFFERS_AFTER_FORWARD, in the order
+// of the array. A rank without data takes part in the exchanges of every model, in the same order,
+// and then calls config.step once.
 //
-// ISO_ERR_ARG for a count below 1, on the ranks that pass it, and on every rank for a module that
-// is not a data_parallel or is listed twice. ISO_ERR_STATE: a model is in a join already. The
-// message names the model by its index. ISO_ERR_MISMATCH on every rank if a rank lists the models
-// in another order; the message names the rank, and numbers the models in the order of their
-// creation. For its own messages, the join uses the communicator of the data_parallel that was
-// created first.
+// ISO_ERR_ARG for a count below 1, on the ranks that pass it. ISO_ERR_ARG on every rank for a
+// module that is not a data_parallel or is listed twice, and ISO_ERR_STATE for one that is in a
+// join already; the message names the model by its index. ISO_ERR_MISMATCH on every rank if a rank
+// lists the models in another order; the message names the rank, and numbers the models in the
+// order of their creation. The join's own messages use the communicator of the data_parallel that
+// was created first.
 iso_status iso_join_begin_many(iso_module *const *data_parallels, int count,
                                const iso_join_config *config, iso_join **out);
 // Collective, blocking: one small all-reduce. Call it before the forwards of each batch, with the
-// number of samples that this rank has in it, or 0 if the rank has no more data. samples < 0
-// reports that this rank has failed: every rank (with `disabled`, this rank alone) then gets an
-// error that names it, instead of waiting. will_sync: whether the backward of this batch is outside
-// no_sync; equal on all ranks with data (else ISO_ERR_MISMATCH).
+// number of samples in this rank's batch, or 0 if the rank has no more data. samples < 0 reports
+// that this rank has failed: every rank (with `disabled`, this rank alone) then gets ISO_ERR_STATE
+// with a message that names this rank, instead of waiting for it. will_sync: whether the backward
+// of this batch is outside no_sync; equal on all ranks with data (else ISO_ERR_MISMATCH).
 //
-// ISO_OK: make the step. ISO_PENDING: leave the loop. No rank has data any more; with
-// ISO_JOIN_EQUALISE at least one rank has none, and with `disabled` this rank has none. In shadow
-// mode a rank without data stays in this call until no rank has data; gradients that it accumulated
-// inside no_sync count in the next exchange. Each update needs a zero_grad. With accumulation, a
-// rank's weight is the mean number of samples of its micro-steps: give them equal sizes, and divide
-// the loss by their number as usual. With ZeRO stage 2 this call may hold the new values of all
-// buckets at once, because a rank that waits for others to take theirs would not hear of a failure.
-// With stage 3 a rank without data takes part in the gathers of the others; while it shadows their
-// backward, it holds all values. A shadow join of several models is then ISO_ERR_UNSUPPORTED.
+// ISO_OK: make the step. ISO_PENDING: leave the loop, because no rank has data any more, or with
+// ISO_JOIN_EQUALISE at least one rank has none, or with `disabled` this rank has none. In shadow
+// mode, a rank without data stays in this call until no rank has data. Gradients that it
+// accumulated inside no_sync count in the next exchange. Each update needs a zero_grad. With
+// accumulation, a rank's weight is the mean number of samples of its micro-steps: give them equal
+// sizes, and divide the loss by their number as usual.
+//
+// With ZeRO stage 2, this call may hold the new values of all buckets at once: if it waited until
+// others took theirs, it would not hear of a failure. With stage 3, a rank without data takes part
+// in the gathers of the others, and holds all values while it shadows their backward. A shadow join
+// of several models is ISO_ERR_UNSUPPORTED with stage 3.
 iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync);
 // Local. Restores equal weighting of the ranks' gradients, in every model. Call it also after an
 // error.

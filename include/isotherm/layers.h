@@ -196,15 +196,15 @@ iso_status iso_sequential_add_take(iso_module *sequential, const char *name, iso
 iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_module *shortcut,
                                     bool relu, iso_module **out);
 
-// Runs one of its children, the alternatives, on the same input. Its buffer "choice" (1) holds the
-// number of that child, 0 at creation. So the choice is part of the model: it is saved, and moves
-// wherever buffers do, also in tournaments (isotherm/tournament.h). Ranks that train one model
-// together need the same choice. Alternatives that do not run keep their parameters, which get no
-// gradient: set find_unused_parameters if alternatives have parameters. Ranks with different
-// choices must not synchronise buffers (iso_buffer_config.mode ISO_BUFFERS_NONE, or when at
-// evaluation). On a GPU each forward waits for the
-// device, to read the number. Forward returns ISO_ERR_STATE if the buffer holds no number of a
-// child.
+// Runs one of its children, the alternatives, on its input. Its buffer "choice", of shape [1],
+// holds the number of that child, 0 at creation. So the choice is part of the model: it is saved,
+// and moves wherever buffers do, also in tournaments (isotherm/tournament.h). Ranks that train one
+// model together need the same choice. Alternatives that do not run get no gradient, and their
+// parameters stay unchanged. So set find_unused_parameters if alternatives have parameters. If
+// ranks have different choices, buffers must not be synchronised in training: set
+// iso_buffer_config.mode to ISO_BUFFERS_NONE, or `when` to ISO_BUFFERS_AT_EVALUATION. On a GPU,
+// each forward waits for the device to read the number. Forward returns ISO_ERR_STATE if the buffer
+// does not hold the number of a child.
 iso_status iso_choice_create(iso_device *device, iso_module **out);
 // Appends an alternative of one input and one output; otherwise as iso_sequential_add_take.
 // ISO_ERR_ARG if `choice` is another module.

@@ -130,20 +130,22 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_p
 //     iso_dp_optimizer_create_take(inner, data_parallel, &optimizer);
 //     iso_hook_memory_destroy(&memory);
 //
-// The last calls are collective over the new communicator only. Parameters and buffers become
-// those of its rank 0; the optimizer state stays that of each rank, so ranks that come from
-// elsewhere load the state of another one first (isotherm/state_dict.h). Training then has the bits
-// of a run that begins on the new communicator with these parameters and this state. The calls with
-// `memory` move what a communication hook remembers (isotherm/reducer.h); without them it begins
-// anew. Statistics and pre-sync hooks begin anew; gradients are discarded.
+// The calls after iso_module_destroy are collective over the new communicator only. Parameters and
+// buffers become those of its rank 0. Each rank keeps its own optimizer state, so a rank that comes
+// from elsewhere first loads the state of another rank (isotherm/state_dict.h). Training is then
+// bitwise identical to a run that begins on the new communicator with these parameters and this
+// state. The calls with `memory` move what a communication hook remembers (isotherm/reducer.h);
+// without them, the hook starts over. Statistics and pre-sync hooks start over; gradients are
+// discarded.
 //
-// A periodic mode (isotherm/daso.h) on top is ended first, as by iso_daso_finish: parameters become
-// the mean over all ranks of the old communicator. Its period, the anchor and the momentum of an
-// outer optimizer belong to a run of total_steps, so they are not kept: create a new one for the
-// steps that are left.
+// A periodic mode (isotherm/daso.h) around the optimizer ends first, as by iso_daso_finish:
+// parameters become the mean over all ranks of the old communicator. Its period, and the anchor and
+// the momentum of an outer optimizer, are not kept, because they belong to a run of total_steps.
+// Create a new periodic mode for the remaining steps.
 //
-// Collective over the old communicator. With nothing changed: ISO_ERR_STATE during a backward,
-// ISO_ERR_UNSUPPORTED with ZeRO, ISO_ERR_ARG for an optimizer that is not tied to a data_parallel.
+// Collective over the old communicator. Errors that change nothing: ISO_ERR_STATE during a
+// backward, ISO_ERR_UNSUPPORTED with ZeRO, ISO_ERR_ARG for an optimizer that is not tied to a
+// data_parallel.
 iso_status iso_dp_optimizer_release(iso_optimizer **tied, iso_optimizer **out);
 
 // Makes a step: updates the parameters. For a tied optimizer it only freezes the hyperparameters,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Outer optimizers of periodic synchronisation. In local SGD the mean of the ranks' parameters
-// replaces the parameters. An outer optimizer takes the difference between this mean and the
-// parameters with which the ranks began to train apart as a gradient, and makes a step with it
-// (SlowMo: Wang et al., ICLR 2020; DiLoCo: Douillard et al., 2023).
+// Outer optimizers of periodic synchronisation. Local SGD replaces the parameters of all ranks by
+// their mean. An outer optimizer instead computes the difference between the parameters from which
+// the ranks started and this mean, treats it as a gradient, and makes a step with it (SlowMo: Wang
+// et al., ICLR 2020; DiLoCo: Douillard et al., 2023).
 //
-// In the formulas x are a rank's parameters, m is the mean of what the ranks sent, and a is the
-// anchor: the outer parameters. The anchor begins as the parameters at the start of the cycling
-// phase (iso_daso_config), which are equal on all ranks. d = a - m is the outer gradient.
+// In the formulas, x are a rank's parameters, m is the mean of what the ranks sent, and a is the
+// anchor, i.e. the outer parameters. The anchor starts as the parameters at the start of the
+// cycling phase (iso_daso_config), which are equal on all ranks. d = a - m is the outer gradient.
 #ifndef ISOTHERM_OUTER_H
 #define ISOTHERM_OUTER_H
 
@@ -42,7 +42,8 @@ typedef struct iso_outer {
     bool replaces;   // merge does not use `now`, except for `mix`
     double lr;       // outer learning rate, > 0
     double momentum; // 0 <= momentum < 1
-    double mix;      // 0 to 1: the fraction of its own parameters that a rank keeps
+    double mix;      // 0 to 1: the fraction of its own parameters that a rank keeps. With
+                     // iso_outer_pull: the fraction of the way to the anchor that it moves
     double beta2, eps;
     // Writes what the rank sends; it may change now and state. NULL: it sends its parameters.
     void (*send)(const struct iso_outer *outer, const iso_outer_span *span, void *out);

@@ -41,12 +41,13 @@ typedef enum iso_buffer_when {
     ISO_BUFFERS_AFTER_BACKWARD,
     ISO_BUFFERS_ON_CALL, // only in iso_data_parallel_sync_buffers
     // As PyTorch's _register_buffer_comm_hook with POST_FORWARD: after each training forward,
-    // unless the previous backward was inside no_sync. The exchange does not block: it goes on
-    // during backward and step. The next forward waits for it before it uses the buffers; so do
-    // evaluation mode, state dicts, iso_data_parallel_finish and
-    // iso_data_parallel_sync_buffers. Until then the buffers are this rank's own, and changes to
-    // them are lost. ISO_BUFFERS_RANK0 gives the bits of ISO_BUFFERS_BEFORE_FORWARD. `function` is
-    // called after the forward.
+    // unless the previous backward was inside no_sync. The exchange does not block: it continues
+    // during backward and step. The next forward waits for it before it uses the buffers.
+    // Evaluation mode, state dicts, iso_data_parallel_finish and iso_data_parallel_sync_buffers
+    // wait for it, too. Until then, the buffers are this rank's own, and the result of the exchange
+    // will overwrite changes to them (with ISO_BUFFERS_RANK0, not on rank 0). With
+    // ISO_BUFFERS_RANK0, results are bitwise identical to those with ISO_BUFFERS_BEFORE_FORWARD.
+    // `function` is called right after the forward.
     ISO_BUFFERS_AFTER_FORWARD
 } iso_buffer_when;
 // Replaces the library's exchange (pytorch-pfn-extras: broadcast_function; PyTorch: buffer
@@ -104,42 +105,45 @@ typedef struct iso_data_parallel_config {
     iso_reduce_function reduce; // NULL: the library's reduction
     void *reduce_user;
     iso_buffer_config buffers;
-    // The stage of ZeRO. 1 (true) divides updates and optimizer state among the ranks, 2 also
-    // gradients, see iso_reducer_config.zero; 3 also parameters. Takes one optimizer. The norms of
-    // LAMB are added over the ranks, so its results differ from those without ZeRO by rounding. A
-    // rank then has averaged gradients of its own shards only. iso_clip_grad_norm, iso_grad_norm,
-    // iso_optimizer_state_dict and iso_optimizer_load_state_dict become collective, and cover all
-    // shards. A step discards all gradients. Use no_sync for several backwards in a step. After a
-    // step, reading parameter values on any rank waits until the other ranks reach their next
-    // forward.
+    // The stage of ZeRO, see iso_reducer_config.zero. 1 (true) divides updates and optimizer state
+    // among the ranks, 2 also gradients, 3 also parameters. ZeRO takes one optimizer. LAMB adds its
+    // norms over the ranks, so its results differ by rounding from those without ZeRO. A rank has
+    // averaged gradients of its own shards only. iso_clip_grad_norm, iso_grad_norm,
+    // iso_optimizer_state_dict and iso_optimizer_load_state_dict therefore become collective, and
+    // cover all shards. A step discards all gradients: for several backwards in a step, use
+    // no_sync. After a step, reading parameter values on any rank waits until the other ranks reach
+    // their next forward.
     //
-    // With stage 3 each rank keeps only its shards of the values, in memory of the wrapper. Before
-    // a layer's forward or backward the ranks gather the values of its bucket, and meanwhile those
-    // of the next one. When all layers of the bucket have run, the memory of the other shards goes
-    // back to the system. In a forward, a layer that ran several times in an earlier one, as after
-    // tying modules or in a loop, keeps its bucket until the end; the first forward keeps all.
-    // Results have the bits of stage 1. Gradients are as in stage 2.
+    // With stage 3, each rank keeps only its shards of the values, in memory of the wrapper. Before
+    // a layer's forward or backward, the ranks gather the values of its bucket. While the layer
+    // computes, they gather those of the next bucket. When all layers of a bucket have run, the
+    // memory of the other shards goes back to the system. A layer that ran several times in an
+    // earlier forward, such as a tied module or one in a loop, keeps its bucket until the end of
+    // the forward. The first forward keeps all buckets. Results are bitwise identical to stage 1.
+    // Gradients are as in stage 2.
     //
-    // - Every forward and backward is collective, also inside no_sync: all ranks make the same ones
-    //   in the same order. With find_unused_parameters they may use different layers, and in
-    //   different orders; without it, blocking ranks wait for each other if their orders differ.
-    // - When a layer that ran once in each earlier forward first runs several times, all values are
-    //   gathered again, so all ranks must reach this in the same forward. If ranks repeat layers
-    //   at different times, as in loops of different lengths, run them twice in the first forward.
-    //   After that each rank may choose how often.
-    // - iso_parameter_value makes all values of the module whole. They stay so until the next
-    //   forward in training mode has used them, or a step updates them: read parameter->value after
-    //   this call only, and not across a forward or step. Between a step and the next forward any
-    //   rank may make it; it waits until the other ranks read values, enter evaluation mode, or
-    //   reach that forward. From the forward to the step, and in a loop of iso_join_next, all ranks
-    //   must make it at the same place, or none. Inside a forward or backward, values then stay
+    // - Every forward and backward is collective, also inside no_sync: all ranks must make the same
+    //   ones in the same order. With find_unused_parameters, ranks may use different layers, and in
+    //   different orders. Without it, ranks with ISO_SYNC_BLOCKING wait for each other if their
+    //   orders differ.
+    // - When a layer that ran once in each earlier forward runs several times, all values are
+    //   gathered again. All ranks must reach this point in the same forward. If ranks start to
+    //   repeat layers at different times, as in loops of different lengths, run these layers twice
+    //   in the first forward. Afterwards each rank may choose how often they run.
+    // - iso_parameter_value gathers all values of the module. They stay until the next training
+    //   forward has used them, or a step updates them. So read parameter->value only after this
+    //   call, and not across a forward or step. Between a step and the next forward, any rank may
+    //   call it. The call waits until the other ranks read values, enter evaluation mode, or reach
+    //   that forward. From the forward to the step, and in a loop of iso_join_next, all ranks must
+    //   call it at the same place, or none. Inside a forward or backward, the values then stay
     //   until its end.
-    // - In evaluation mode all values are there: ranks may evaluate different numbers of batches.
-    // - If a layer fails on some ranks, all ranks can go on with another forward. After a time-out,
-    //   repeat the forward; that works unless it has dropped values already. A backward that times
-    //   out cannot be repeated.
-    // - Destruction gathers the values if a reference to the wrapped module, or to one below it,
-    //   remains; it is then collective, so keep a reference on all ranks, or on none.
+    // - In evaluation mode all values are in memory, so ranks may evaluate different numbers of
+    //   batches.
+    // - If a layer fails on some ranks, all ranks can continue with another forward. After a
+    //   time-out, repeat the forward; this works unless it has already dropped values. A backward
+    //   that timed out cannot be repeated.
+    // - If a reference to the wrapped module, or to one below it, remains, destruction gathers the
+    //   values and is collective. So keep such a reference on all ranks, or on none.
     //
     // ISO_ERR_UNSUPPORTED with 3 for parameters whose values are arrays of the program
     // (iso_tensor_borrow) or are mapped.
@@ -150,14 +154,14 @@ typedef struct iso_data_parallel_config {
     // PyTorch's init_sync=False: parameters and buffers are not broadcast at creation. The ranks
     // must have equal ones already, e.g. from one file.
     bool keep_values;
-    // true: the modules of the ranks may register parameters and buffers in different orders
+    // true: the ranks' modules may register parameters and buffers in different orders
     // (pytorch-pfn-extras: the order of names). They are matched by full name, and rank 0's order
-    // counts: results have the bits of a run in which every rank registers in this order. Lists of
-    // parameters and buffers, of this module and of modules below, are then in rank 0's order, and
-    // so is the saved state of the optimizer. A tied parameter has the name of its first place. So
-    // register the modules that share it in one order. Random numbers of layers (dropout) follow
-    // each rank's own order. ISO_ERR_MISMATCH on every rank if a rank lacks a name, or has another
-    // shape or type under that name; the message has the rank and the name.
+    // counts. Results are bitwise identical to a run in which every rank registers in this order.
+    // Lists of parameters and buffers, of this module and of modules below it, are then in rank 0's
+    // order, and so is the saved state of the optimizer. A tied parameter has the name of its first
+    // place, so register the modules that share it in the same order on all ranks. Random numbers
+    // of layers (dropout) follow each rank's own order. ISO_ERR_MISMATCH on every rank if a rank
+    // lacks a name, or has another shape or type under it; the message has the rank and the name.
     bool by_name;
     // true: each rank's gradients are sums over its tokens or samples, and the sums over ranks are
     // divided by their total number (fairseq: sample_size), see iso_reducer_config.by_weight. Each
@@ -210,17 +214,18 @@ typedef struct iso_bucket_sizes {
 // which the module lists its parameters. sizes NULL: the sizes stay. Completes pending work first.
 // While it runs, the buckets before and the new ones are in memory.
 //
-// Parameters, gradients, optimizers with their state, hooks and the totals of the statistics stay.
-// The means of each bucket begin anew, and so do the measurements for the order by need
-// (ISO_ORDER_NEED) and the decision of static_unused. iso_data_parallel_reducer and
-// iso_parameter_grad return other pointers afterwards.
+// Parameters, gradients, optimizers with their state, hooks, and the totals of the statistics stay.
+// The means of each bucket start over, as do the measurements for the order by need
+// (ISO_ORDER_NEED) and the decision of static_unused. Afterwards iso_data_parallel_reducer and
+// iso_parameter_grad return other pointers.
 //
-// The results have the bits of a run that never rebuilds, if every exchange adds gradients in one
-// order wherever they lie: in shared memory, and by messages with the default of ISO_IALLREDUCE;
-// and if the communication hook treats each element alone and remembers nothing: none,
-// iso_hook_f16 and iso_hook_bf16. What another hook remembers moves as
-// iso_reducer_set_hook_memory says, to buckets that are the same; it begins anew in the others.
-// The saved state of such a hook fits only a run with the same buckets: rebuild first, then load.
+// Results are bitwise identical to a run that never rebuilds, on two conditions. First, every
+// exchange adds gradients in one order, wherever they lie in a bucket. This holds in shared memory,
+// and by messages with the default of ISO_IALLREDUCE. Second, the communication hook treats each
+// element separately and remembers nothing. This holds without a hook, and for iso_hook_f16 and
+// iso_hook_bf16. What another hook remembers moves to buckets that are the same, see
+// iso_reducer_set_hook_memory; in other buckets the hook starts over. The saved state of such a
+// hook fits only a run with the same buckets: rebuild first, then load.
 //
 // ISO_ERR_UNSUPPORTED with zero, on a device with memory of its own, and in the periodic modes.
 // ISO_ERR_STATE during a backward, between a backward and the step that uses its gradients, and
@@ -253,16 +258,16 @@ iso_status iso_data_parallel_add_weight(iso_module *data_parallel, double weight
 // Collective, blocking, with ISO_SYNC_EXPLICIT only (else ISO_ERR_STATE). Averages all gradients in
 // place; a missing one counts as zero. Does nothing inside no_sync (fairseq: all_reduce_grads).
 iso_status iso_data_parallel_all_reduce_gradients(iso_module *data_parallel);
-// A backward driven by the caller: between begin and end, call iso_module_call_backward for modules
+// A backward driven by the caller. Between begin and end, call iso_module_call_backward for modules
 // below the wrapped one. (iso_module_backward of the wrapper does the same.) begin completes
-// pending work, end ends the backward; both are collective outside no_sync. Nothing else ends the
-// backward, so modules may run their forward again in between (activation recomputation), before
-// their own backward.
+// pending work, and end ends the backward; both are collective outside no_sync. Nothing else ends
+// the backward, so in between modules may run their forward again (activation recomputation),
+// before their own backward. end without begin is ISO_ERR_STATE.
 //
-// In between, iso_parameter_value and iso_parameter_grad complete nothing: values are current (with
-// ZeRO stage 3 iso_parameter_value gathers them, and is collective), and
-// gradients are this rank's own until they are sent. In between, step() of the optimizer returns
-// ISO_ERR_STATE, and so does iso_module_train if it changes the mode.
+// In between, iso_parameter_value and iso_parameter_grad complete nothing. Values are current (with
+// ZeRO stage 3, iso_parameter_value gathers them, and is collective). Gradients are this rank's own
+// until they are sent. step() of the optimizer returns ISO_ERR_STATE, and so does iso_module_train
+// if it changes the mode.
 iso_status iso_data_parallel_begin_backward(iso_module *data_parallel);
 iso_status iso_data_parallel_end_backward(iso_module *data_parallel);
 
@@ -294,13 +299,13 @@ iso_comm *iso_data_parallel_comm(iso_module *data_parallel);
 // config.buffers.function) are not counted.
 iso_status iso_data_parallel_get_traffic(iso_module *data_parallel, iso_traffic *out);
 // Means since the wrapper was created, on this rank, in ms (PyTorch: the avg_..._time of
-// _get_ddp_logging_data). forward: of forwards in training mode, from entry to return; lazy waits
-// for parameters and their updates are part of it. backward: from begin to end, with what follows
-// the last layer. exchange: from the start of a backward's first exchange until the last one is
-// complete, from the mean times of each bucket; backwards without an exchange do not count.
-// overlap: the part of it before the last gradient was ready. The last two are 0 without exchanges
-// that the host sees (see iso_reducer_stats). A device computes on after forward and
-// backward have returned.
+// _get_ddp_logging_data). forward: from entry to return of training forwards, including lazy waits
+// for parameters and their updates. backward: from begin to end, including what follows the last
+// layer. exchange: from the start of a backward's first exchange to the end of its last one,
+// computed from the mean times of the buckets; backwards without an exchange do not count. overlap:
+// how much of `exchange` passed before the last gradient was ready. The last two are 0 if the host
+// sees no exchange (see iso_reducer_stats). A device may still compute after forward and backward
+// have returned.
 typedef struct iso_data_parallel_times {
     long long forwards, backwards;
     double forward_ms, backward_ms, exchange_ms, overlap_ms; // 0 before the first one

@@ -92,11 +92,11 @@ void iso_recorder_note(const char *text, uint32_t number);
 void iso_recorder_wait(const char *what);
 void iso_recorder_woke(const char *what);
 
-// Thread-safe, local. Keeps the reason for which the program is about to end, and the stack of the
-// calling thread, unless there is a reason already; another reason replaces that of a time-out. The
-// library calls it at a time-out (ISO_ERR_TIMEOUT), and when ISO_STEP_TIMEOUT ends the process. If
-// ISO_RECORDER is set, it also keeps SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT; the previous
-// handler then runs.
+// Thread-safe, local. Records why the program is about to end, and the stack of the calling thread.
+// The first reason stays, except that another reason replaces a time-out. The library calls this
+// function at a time-out (ISO_ERR_TIMEOUT), and when ISO_STEP_TIMEOUT ends the process. If
+// ISO_RECORDER is set, the library also records SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT, and
+// then runs the previous handler of the signal.
 void iso_recorder_fail(iso_status status, const char *reason);
 
 // Local. The recorder's memory: a file's, if ISO_RECORDER is set and a communicator was made.

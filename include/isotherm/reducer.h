@@ -27,12 +27,12 @@ typedef struct iso_reducer_param {
     const char *name;
     void *value;  // count elements; receives rank 0's values at creation; must not overlap
     size_t count; // > 0
-    // ISO_F32, ISO_F64, or in the host's memory ISO_BF16 or ISO_F16. Gradients of 16-bit parameters
-    // are summed as f32: iso_reducer_grad and the updates have f32 gradients for them. Only your
-    // own array (`gradient`) has the parameter's type: it is converted when it is reported, its
-    // average is rounded once, to nearest, and updates get the rounded average. Each gradient
-    // travels as 4 bytes, or as 2 with iso_hook_bf16 or iso_hook_f16. A bucket holds gradients that
-    // are summed in one type, so those of 16-bit and f32 parameters may share one.
+    // ISO_F32, ISO_F64, or in host memory ISO_BF16 or ISO_F16. Gradients of 16-bit parameters are
+    // summed as f32, and iso_reducer_grad and updates have f32 gradients for them. Only your own
+    // array (`gradient`) has the parameter's type: reporting it converts it, its average is rounded
+    // once, to nearest, and updates get the rounded average. Each gradient travels as 4 bytes, or
+    // as 2 with iso_hook_bf16 or iso_hook_f16. 16-bit and f32 parameters may share a bucket,
+    // because their gradients are summed in one type.
     iso_dtype dtype;
     // Parameters of one layer are adjacent and have the same number. Those of one type travel
     // together. Exception: a layer of which no parameter is cut into pieces is divided, from its
@@ -56,34 +56,34 @@ typedef struct iso_reducer_param {
     bool delayed;
     // NULL: backward writes the gradient to memory of the reducer (iso_reducer_grad), in which it
     // travels. Otherwise your own array of count elements, which must not overlap others. Reporting
-    // it ready copies it to that memory, and the array is yours again. Updates get a pointer to the
-    // average, and scale is 1. If the exchange is waited for before step() is called, the average
-    // is copied back to the array; with zero, only the elements that this rank updates. The copy
-    // costs one pass over the gradient. Buckets are in memory that the ranks of a node share, so
-    // your array cannot travel in place.
+    // it ready copies it to that memory; you may then reuse the array. Updates get a pointer to the
+    // average, with scale 1. If you wait for the exchange before step(), the average is copied back
+    // to the array (with zero, only the elements that this rank updates). The copy costs one pass
+    // over the gradient. Your array cannot travel in place, because the ranks of a node share the
+    // memory of buckets.
     void *gradient;
-    // > 1: value (and gradient) hold this many layers, as [L, ...] arrays do: slice l begins
-    // l * stride elements behind the first one, has count elements and belongs to layer `layer +
-    // l`. stride 0: count, i.e. no gaps. Each slice is a parameter of its own, named "NAME[l]". If
-    // any entry has layers, the entries may be in any order; the reducer sorts them by `layer`, the
-    // order of the forward.
+    // > 1: value (and gradient) hold this many layers, as [L, ...] arrays do. Slice l has count
+    // elements, starts l * stride elements after the first slice, and belongs to layer `layer + l`.
+    // stride 0: count, i.e. no gaps. Each slice is a parameter of its own, named "NAME[l]". If any
+    // entry has layers, entries may be in any order; the reducer sorts them by `layer`, the order
+    // of the forward.
     int layers;
     size_t stride;
     void *user; // for iso_reducer_update.param_user
-    // > 0: the gradient is sparse, as that of an embedding (PyTorch: sparse=True): in one exchange,
-    // at most this many rows (of `row` elements) of a rank's gradient are non-zero, e.g. as many as
-    // a batch has tokens. The ranks exchange these rows and their numbers instead of the whole
-    // gradient. Each rank sends about (4 + bytes of a row) * sparse_rows bytes to each other rank,
-    // however many rows are non-zero. The average is dense. Rows are added in the order of the
-    // ranks, so f32 has the bits of a sum in shared memory.
+    // > 0: the gradient is sparse, like that of an embedding (PyTorch: sparse=True). In one
+    // exchange, at most this many rows (of `row` elements) of a rank's gradient may be non-zero,
+    // e.g. the number of tokens of a batch. The ranks exchange these rows and their indices instead
+    // of the whole gradient. Each rank sends about (4 + bytes of a row) * sparse_rows bytes to each
+    // other rank, however many rows are non-zero. The average is dense. Rows are added in rank
+    // order, so f32 is bitwise identical to a sum in shared memory.
     //
     // Backward writes the whole gradient, with zeros, as without sparse_rows. If a rank has more
-    // rows, every rank gets ISO_ERR_ARG, and the message names the parameter, that rank and the
-    // number of its rows. With accumulation, the rows of all backwards of an exchange count. If no
-    // step followed the previous exchange, the rows of its average count, too, because the gradient
-    // still holds them. The parameter has a bucket of its own and is not cut into pieces. Hooks do
-    // not see it. ISO_ERR_UNSUPPORTED with zero. On GPUs, all gradients then go through the host.
-    // Without effect if local, or on one rank.
+    // non-zero rows, every rank gets ISO_ERR_ARG, and the message names the parameter, that rank
+    // and its number of rows. The limit covers the rows of all backwards of an exchange
+    // (accumulation). If no step followed the previous exchange, it also covers the rows of its
+    // average, which the gradient still holds. The parameter has its own bucket, is not cut into
+    // pieces, and bypasses hooks. ISO_ERR_UNSUPPORTED with zero. On GPUs, all gradients then go
+    // through the host. No effect if local, or on one rank.
     size_t sparse_rows;
 } iso_reducer_param;
 
@@ -120,12 +120,12 @@ typedef enum iso_unused {
     // used keeps its gradient and is not updated. If some ranks used it, the others contribute
     // zeros.
     ISO_UNUSED_NEGOTIATE,
-    // As PyTorch's static_graph: the first exchange negotiates, and later ones take its answer,
+    // As PyTorch's static_graph: the first exchange negotiates, and later ones reuse its answer
     // without a reduction. (The first exchange over each scope negotiates, and so does the first of
     // a resumed run.) ISO_ERR_STATE on a rank that later reports a gradient of a parameter that no
-    // rank used, or lacks one that it had; the message names the parameter, and other ranks
-    // continue. A rank may use parameters that so far only other ranks used. Each rank decides
-    // about its local parameters in every exchange.
+    // rank had used, or lacks one that it had reported. The message names the parameter, and other
+    // ranks continue. A rank may start to use parameters that only other ranks have used. In every
+    // exchange, each rank decides about its local parameters.
     ISO_UNUSED_STATIC
 } iso_unused;
 
@@ -148,14 +148,14 @@ typedef iso_status (*iso_reducer_apply)(int i, void *gradient, double scale, con
 typedef struct iso_reducer_config {
     // The device whose memory holds gradients and values (ISO_ERR_ARG for other memory); retained.
     // NULL: host memory. An exchange sees all work that was launched on the device before its
-    // gradient was reported ready. Each bucket is copied to the host while backward continues, is
-    // summed there, and is copied back. Work launched after iso_reducer_param_needed sees the
-    // result.
+    // gradient was reported ready. While backward continues, each bucket is copied to the host,
+    // summed there, and copied back. Work launched after iso_reducer_param_needed sees the result.
     //
-    // If it can, NCCL sums over the GPUs of a node instead, without the host, or over all GPUs
-    // (ISO_NODE_COLLECTIVE=nccl-all). Otherwise, between nodes of equal size, each rank exchanges a
-    // shard of a bucket through the host; reading values after a step then blocks until the other
-    // ranks of its node reach their next forward or call iso_reducer_finish.
+    // If possible, NCCL sums over the GPUs of a node instead, without the host, or over all GPUs
+    // (ISO_NODE_COLLECTIVE=nccl-all). With NCCL only inside nodes of equal size, each rank
+    // exchanges a shard of each bucket between nodes, through the host. Reading values after a step
+    // then blocks until the other ranks of the node reach their next forward or call
+    // iso_reducer_finish.
     iso_device *device;
     iso_sync sync;
     iso_scope scope; // the ranks over which gradients are averaged
@@ -181,59 +181,59 @@ typedef struct iso_reducer_config {
     // iso_reducer_add_sum. At most ISO_REDUCER_MAX_SUMS. ISO_ERR_ARG if all parameters are local.
     int sums;
     // The stage of ZeRO (Rajbhandari et al., SC 2020): 0 is none, true is stage 1. Stage 1 divides
-    // the updates, and with them the optimizer state, among the ranks. Each rank gets the averages
-    // of its shard of every bucket, updates the shard (iso_reducer_own), and sends the new values
-    // to the other ranks. iso_reducer_param_needed waits for these. Gradients are added as f32 is
-    // without ZeRO in shared memory and, between equal nodes, in two levels: there, elementwise
-    // updates give the same bits. After a step, reading values on any rank waits until the other
-    // ranks reach their next forward or call iso_reducer_finish.
-    // Takes one update function, and calls only its iso_reducer_apply_piece. A rank has averages of
-    // its own shards only; a step overwrites all gradients. A backward after a backward without a
-    // step is ISO_ERR_STATE, unless iso_reducer_zero_grad was called in between.
+    // updates and optimizer state among the ranks. Each rank gets the averages of its shard of
+    // every bucket, updates the shard (iso_reducer_own), and sends the new values to the other
+    // ranks. iso_reducer_param_needed waits for these. Gradients are added in the same order as f32
+    // without ZeRO in shared memory or, between equal nodes, in two levels. There, elementwise
+    // updates give bitwise identical results. After a step, reading values on any rank waits until
+    // the other ranks reach their next forward or call iso_reducer_finish. ZeRO takes one update
+    // function, and calls only its iso_reducer_apply_piece. A rank has averages of its own shards
+    // only, and a step overwrites all gradients. So a second backward without a step or
+    // iso_reducer_zero_grad in between is ISO_ERR_STATE.
     //
-    // With a communication hook every rank gets the hook's whole average and updates its shards of
-    // it. The bits are those of a run with the hook and without ZeRO. One exception: hooks that do
-    // not treat each element alone see other pieces of parameters that are cut (piece_bytes).
+    // With a communication hook, every rank gets the hook's whole average and updates its own
+    // shards. Results are bitwise identical to those without ZeRO. Exception: hooks that do not
+    // treat each element separately see other pieces of cut parameters (piece_bytes).
     //
-    // Stage 2 divides the gradients, too. When the averages of a bucket's shard are here, the
-    // memory of its other shards goes back to the system, and their gradients read as 0; after a
-    // step, that of the whole bucket. So after a backward a rank holds the gradients of its shards.
-    // On the way there, it also holds buckets that travel, and later new values: of each at most
-    // two buckets, or those that fill 8 MiB. A backward with ISO_SYNC_LAZY and ISO_UNUSED_ERROR
-    // waits rather than hold more, at most for the time limit (iso_comm_config.timeout_s).
-    // Addresses stay the same, and results have the bits of stage 1. Several backwards whose
-    // gradients are added before one exchange, as in no_sync, hold all gradients until then, as
-    // does ISO_SYNC_EXPLICIT; and a hook that changes how gradients travel, until step() or a wait.
-    // iso_join_next holds all new values. Arrays of your own (iso_reducer_param.gradient) are not
-    // given back. The ranks of a node exchange messages. docs/cluster.md has a note about RDMA.
-    // A rank that waits in iso_reducer_grad_ready waits until all ranks have reported some bucket.
-    // So if a rank leaves out a parameter by mistake, it must not call a collective of its own
-    // before step() or iso_reducer_finish, which report the mistake: the ranks that wait join that
-    // collective after the time limit only.
+    // Stage 2 divides the gradients, too. Once the averages of a bucket's shard are here, the
+    // memory of its other shards goes back to the system, and their gradients read as 0. A step
+    // gives back the memory of the whole bucket. So after a backward, a rank holds only the
+    // gradients of its shards. Before that it also holds buckets in flight, and later new values in
+    // flight: of each at most two buckets, or 8 MiB if that is more. With ISO_SYNC_LAZY and
+    // ISO_UNUSED_ERROR, a backward waits instead of holding more, at most for the time limit
+    // (iso_comm_config.timeout_s). Addresses stay the same, and results are bitwise identical to
+    // stage 1. Several backwards that add up before one exchange, as in no_sync, hold all gradients
+    // until then, as does ISO_SYNC_EXPLICIT. A hook that changes how gradients travel holds them
+    // until step() or a wait. iso_join_next holds all new values. Your own arrays
+    // (iso_reducer_param.gradient) stay. The ranks of a node exchange messages, without shared
+    // memory. For RDMA, see docs/cluster.md. A rank that waits in iso_reducer_grad_ready waits
+    // until all ranks have reported some bucket. So a rank that leaves out a parameter by mistake
+    // must not call a collective of its own before step() or iso_reducer_finish, which report the
+    // mistake: the waiting ranks join that collective only after the time limit.
     // ISO_ERR_UNSUPPORTED: stage 2 on a device with its own memory; a scope that does not cover
     // zero_scope; sparse gradients; stage 3, which is for modules. ISO_ERR_ARG: no such stage.
     int zero;
-    // ISO_SCOPE_NODE: the ranks of each node divide, and all nodes make the same updates (PyTorch
-    // FSDP: HYBRID_SHARD). New values stay inside nodes. In stage 1 averages over nodes come whole
-    // to each rank. ISO_ERR_UNSUPPORTED if nodes have different numbers of ranks.
+    // ISO_SCOPE_NODE: the ranks of each node divide the updates, and all nodes make the same ones
+    // (PyTorch FSDP: HYBRID_SHARD). New values stay inside nodes. In stage 1, each rank gets whole
+    // averages over all nodes. ISO_ERR_UNSUPPORTED if nodes have different numbers of ranks.
     iso_scope zero_scope;
     // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal
     // values already, e.g. from one file.
     bool keep_values;
-    // true: the ranks may list the parameters in different orders (pytorch-pfn-extras: the order of
-    // names). They are matched by name, and the engine uses the order of rank 0's list: results
-    // have the bits of a run in which every rank lists them in this order. Only rank 0 need keep
-    // the parameters of a layer adjacent. Numbers stay those of each rank's own list. So do not
-    // pass them between ranks: use names (iso_reducer_find) and layers. Names of all parameters
+    // true: ranks may list the parameters in different orders (pytorch-pfn-extras: the order of
+    // names). Parameters are matched by name, and the engine uses the order of rank 0's list.
+    // Results are bitwise identical to a run in which every rank lists them in this order. Only
+    // rank 0 must keep the parameters of a layer adjacent. Numbers are those of each rank's own
+    // list, so do not pass them between ranks: use names (iso_reducer_find) and layers. All names
     // must be different (ISO_ERR_ARG). ISO_ERR_MISMATCH on every rank if a rank lacks a name, or
-    // has another type, shape or layer with it; the message has the rank and the name.
+    // has another type, shape or layer under it; the message has rank and name.
     bool by_name;
-    // true: each rank's gradients are sums over its tokens or samples, and the sums over ranks are
-    // divided by the total number of these (fairseq: sample_size), which no rank need know before
-    // backward. Every rank gives its own number with iso_reducer_add_weight. `average` says how
-    // much of the division precedes the sum: ISO_AVERAGE_PRE divides by the number of ranks before
-    // it, ISO_AVERAGE_SPLIT by split_factor, and both by the rest of the total after it.
-    // ISO_ERR_ARG with ISO_AVERAGE_SUM.
+    // true: each rank's gradients are sums over its tokens or samples, and the sum over ranks is
+    // divided by their total number (fairseq: sample_size). No rank needs to know the total before
+    // backward: each passes its own number to iso_reducer_add_weight. `average` says how much is
+    // divided before the sum: ISO_AVERAGE_PRE divides by the number of ranks, ISO_AVERAGE_SPLIT by
+    // split_factor. Both divide by the rest of the total after the sum. ISO_ERR_ARG with
+    // ISO_AVERAGE_SUM.
     bool by_weight;
 } iso_reducer_config;
 #define ISO_REDUCER_MAX_SUMS 64
@@ -328,9 +328,9 @@ iso_status iso_reducer_step_of(iso_reducer *reducer, int id, const void *hyper);
 // parameters, call iso_reducer_finish between such backwards: every rank must end the same number
 // of backwards.
 
-// Reports that the gradient of parameter i is final for this backward. Starts the exchanges that
-// this makes possible; with ISO_SYNC_BLOCKING it also waits for them, and with zero 2 for earlier
-// ones if too many are under way. Call it once per parameter and backward (else ISO_ERR_STATE).
+// Reports that the gradient of parameter i is final for this backward, and starts the exchanges
+// that are now possible. With ISO_SYNC_BLOCKING it waits for these; with zero 2, for earlier ones
+// if too many are in flight. Call it once per parameter and backward (else ISO_ERR_STATE).
 iso_status iso_reducer_grad_ready(iso_reducer *reducer, int i);
 // Local. The number of pieces of parameter i (1 if it is not cut). Piece k has `count` elements
 // from `first` on. grad_ready reports all pieces that piece_ready has not. The parameters of a
@@ -384,28 +384,28 @@ void iso_reducer_poll(iso_reducer *reducer);
 // before you report the last gradient of the bucket that the next forward needs first: add a loss
 // before backward, for instance. A value that is added later may travel one exchange later.
 iso_status iso_reducer_add_sum(iso_reducer *reducer, int k, double value);
-// Sum k of the latest exchange, over the ranks over which gradients are averaged; 0 before the
-// first. It is not averaged or weighted. It is the same on all of these ranks. It is rounded once,
-// or after each addition if the sums are a message of their own. Waits for the bucket that is
-// needed first. It costs nothing once the next forward has received its first parameter.
+// Sets *sum to sum k of the latest exchange over the ranks that average gradients, the same on all
+// of them; 0 before the first exchange. It is neither averaged nor weighted. It is rounded once, or
+// after each addition if the sums travel in their own message. Waits for the bucket that is needed
+// first; once the next forward has received its first parameter, it does not wait.
 iso_status iso_reducer_get_sum(iso_reducer *reducer, int k, double *sum);
 
 // ---- Averages over tokens or samples ----------------------------------------------------------------
 
 // Local, for config.by_weight. Adds to this rank's weight in the next exchange: the number of
-// tokens or samples over which its gradients are sums, 0 or more. Call it for each backward, before
-// its first iso_reducer_grad_ready (ISO_ERR_STATE if a gradient is reported without a weight). In
-// accumulation, too: the weights add up. They travel in a short message ahead of the gradients, and
-// the sums of gradients are divided when they arrive. The updates do so where they can, without
-// another pass over the memory.
+// tokens or samples, 0 or more, over which its gradients are sums. Call it for each backward,
+// before its first iso_reducer_grad_ready (ISO_ERR_STATE if a gradient is reported without a
+// weight). With accumulation, weights add up. They travel in a short message ahead of the
+// gradients. Sums of gradients are divided by the total weight when they arrive. Where possible,
+// the updates divide, which saves a pass over the memory.
 //
 // iso_reducer_shadow has weight 0. If the total is 0, nothing is divided, as in fairseq: the
 // gradients of ranks without a token are zeros, and so is their sum. Gradients that are not
 // exchanged (`local`) are divided by this rank's own weight.
 //
-// Averages cannot be added to sums: a backward after a backward whose gradients were exchanged,
-// without a step or iso_reducer_zero_grad in between, is ISO_ERR_STATE. With config.by_weight,
-// iso_reducer_set_weight is ISO_ERR_STATE.
+// Averages cannot be added to sums. So a second backward after an exchange, without a step or
+// iso_reducer_zero_grad in between, is ISO_ERR_STATE. With config.by_weight, iso_reducer_set_weight
+// is ISO_ERR_STATE.
 iso_status iso_reducer_add_weight(iso_reducer *reducer, double weight);
 
 // ---- Uneven inputs (see join.h) ---------------------------------------------------------------------
@@ -425,17 +425,17 @@ iso_status iso_reducer_shadow(iso_reducer *reducer);
 // group. Here it can be copied from a reducer to one that is created later, for example with
 // another communicator.
 typedef struct iso_hook_memory iso_hook_memory;
-// Collective: completes pending exchanges. Then copies what the hook of this rank remembers.
-// ISO_ERR_STATE during a backward.
+// Collective. Completes pending exchanges, then copies what the hook of this rank remembers. Free
+// *out with iso_hook_memory_destroy. ISO_ERR_STATE during a backward.
 iso_status iso_reducer_get_hook_memory(iso_reducer *reducer, iso_hook_memory **out);
-// Collective, before the first backward or between steps; completes pending exchanges. The hook
-// goes on with this rank's memory, which is copied and must be of a hook of the same name. NULL:
-// this rank has none. Error feedback is not scaled if the number of ranks has changed: what was
-// left out is added as it is. A bucket takes over the memory of a bucket with the same parameters,
-// or pieces, in the same places, and with the same floats of state. Others keep theirs, which is 0
-// at first. If ranks have memory of other hooks, buckets or numbers of exchanges, or some have
-// none, nothing moves on any rank. *buckets (may be NULL): how many took over memory, the same on
-// all ranks. ISO_ERR_STATE during a backward of any rank.
+// Collective, before the first backward or between steps; completes pending exchanges. Copies this
+// rank's memory, which must come from a hook of the same name, into the hook; NULL: this rank has
+// none. A bucket takes over the memory of a bucket that has the same parameters, or pieces, in the
+// same places, and as many floats of state. Other buckets keep theirs, which is 0 at first. If the
+// number of ranks has changed, error feedback is not rescaled. Nothing moves on any rank if the
+// ranks' memories are of different hooks, buckets or numbers of exchanges, or if some ranks have
+// none. *buckets (may be NULL): the number of buckets that took over memory, the same on all ranks.
+// ISO_ERR_STATE if any rank is in a backward.
 iso_status iso_reducer_set_hook_memory(iso_reducer *reducer, const iso_hook_memory *memory,
                                        int *buckets);
 void iso_hook_memory_destroy(iso_hook_memory **memory);

@@ -11,14 +11,14 @@ extern "C" {
 #endif
 
 // Exchanges samples between the shards of the ranks (iso_dataset_set_shard), so that over the
-// epochs each sample is trained on by many ranks (HeAT: dataset_shuffle and dataset_ishuffle). A
-// round moves samples of each rank, up to half as many as the smallest shard has, at least one: the
-// same number to each of as many other ranks as possible. Each rank gets as many as it gives, so
-// all shards keep their sizes, and each sample stays whole: its inputs and targets move together.
-// HeAT's rounds move half a shard from each rank to the next one.
+// epochs many ranks train on each sample (HeAT: dataset_shuffle and dataset_ishuffle). In a round,
+// each rank sends up to half as many samples as the smallest shard has, but at least one: the same
+// number to each of as many other ranks as possible. It receives as many as it sends, so all shards
+// keep their sizes. The inputs and targets of a sample move together. HeAT's rounds move half a
+// shard from each rank to the next one.
 //
-// Seed and number of a round alone decide which samples move, and where to. The result does not
-// depend on timing.
+// The seed and the number of a round alone determine which samples move, and where to. The result
+// does not depend on timing.
 typedef struct iso_shuffle iso_shuffle;
 
 // Collective over comm, the communicator of iso_dataset_set_shard, and so are start, finish, repeat
@@ -38,15 +38,15 @@ void iso_shuffle_destroy(iso_shuffle **shuffle);
 // has failed. It waits until all ranks have called it: if one cannot send, all get an error. End
 // the job then.
 iso_status iso_shuffle_start(iso_shuffle *shuffle);
-// Waits for the samples of the round and puts them into the places of those that left. Call it
-// between epochs: ISO_ERR_STATE on every rank if on some rank threads of a loader of this data set
-// are within an epoch, that is, after iso_loader_start, until iso_loader_next returns ISO_PENDING;
-// the round then stays under way. A loader without threads (prefetch 0) is not noticed: the rest of
-// its epoch has the new samples. No view of the same samples may be read meanwhile either. Without
-// a round: ISO_ERR_STATE.
+// Collective. Waits for the samples of the round, and puts them into the places of those that left.
+// Call it between epochs. ISO_ERR_STATE if no round was started. ISO_ERR_STATE on every rank if, on
+// some rank, the threads of a loader of this data set are within an epoch: between iso_loader_start
+// and the iso_loader_next that returns ISO_PENDING. The round then stays in flight. A loader
+// without threads (prefetch 0) is not detected: the rest of its epoch gets the new samples. During
+// this call, nothing may read a view of the same samples, either.
 //
-// If the exchange fails on one rank, no rank puts samples in their places and all get an error.
-// After ISO_ERR_TIMEOUT call it again, or end the job; after other errors end the job.
+// If the exchange fails on one rank, no rank changes its shard, and all ranks get an error. After
+// ISO_ERR_TIMEOUT, call it again or end the job; after other errors, end the job.
 //
 // Checksum, mean and standard deviation of the data set stay those of its creation.
 iso_status iso_shuffle_finish(iso_shuffle *shuffle);

@@ -26,14 +26,15 @@ void iso_stop_destroy(iso_stop **stop);
 // Local. Asks all ranks to stop; one rank suffices. May be called at any time by any thread, and by
 // a signal handler.
 void iso_stop_request(iso_stop *stop);
-// Collective. Call it after each step: all ranks call it equally often and, among the collectives
-// of comm, in the same order. *stops is the same on all ranks. Once it is true, it stays true.
+// Collective. Call it after each step. All ranks must call it equally often, and in the same order
+// relative to the collectives of comm. *stops is the same on all ranks. Once it is true, it stays
+// true.
 //
 // Most calls exchange nothing. About every 0.2 s of training, or in every step if steps take
-// longer, ranks start a non-blocking sum of two numbers, which is awaited by the call that starts
-// the next one. So a rank waits here only if another rank is that far behind, and ranks stop at most
-// 0.4 s or two steps after a request; later if steps have just become longer. On one rank the call
-// returns at once whether a stop was requested. ISO_ERR_TIMEOUT as iso_request_wait.
+// longer, the ranks start a non-blocking sum of two numbers. The call that starts the next sum
+// waits for this one, so a rank waits only if another rank is that far behind. Ranks stop at most
+// 0.4 s or two steps after a request; later if steps have just become longer. On one rank, the call
+// sets *stops at once. ISO_ERR_TIMEOUT as for iso_request_wait.
 iso_status iso_stop_check(iso_stop *stop, bool *stops);
 // The same at once, with a blocking exchange: for places where ranks meet anyway, such as the end
 // of an epoch, and after which the next step may be long in coming.

@@ -73,16 +73,17 @@ typedef struct iso_cores {
 // Collective over comm. Determines the cores of each rank and logs this rank's (ISO_LOG=info).
 // threads: the number of this rank's compute threads.
 iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out);
-// Local. Gives this rank cores of its own if it has several threads, shares its set of cores with
-// other ranks, and the set is large enough for all of them. Binds the calling thread and the
-// threads it creates later to these cores. Does nothing if the environment already binds threads
-// (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY). Returns true if it bound them.
+// Local. Binds the calling thread, and threads that it creates later, to cores of this rank's own.
+// Does so only if this rank has several threads, shares its set of cores with other ranks, and the
+// set is large enough for all of them. Does nothing if the environment already binds threads
+// (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY). Returns true if it bound the
+// threads.
 //
-// ISO_PROGRESS_CORE=own divides the rank's cores into one for the progress thread and the others,
-// if there are enough: for a rank alone one more than it has compute threads, for ranks that share
-// a set of cores one more for each. Of a core with several hardware threads, a rank alone gives the
-// progress thread one of these. It is off by default, because all other threads of the rank, such
-// as those that prepare batches, lose that core.
+// ISO_PROGRESS_CORE=own sets one of the rank's cores aside for the progress thread; the other
+// threads get the rest. This takes one core more than compute threads on a rank that has its cores
+// alone. Ranks that share a set of cores need one more each. If a core has several hardware
+// threads, a rank alone sets aside only one of these. The default is off, because all other threads
+// of the rank, such as those that prepare batches, lose that core.
 bool iso_cores_bind(const iso_cores *cores);
 // Local. Binds the progress thread to the core that the survey set aside for it. Call it after
 // iso_cores_bind has returned true: that keeps the other threads away. Returns true if it bound the

@@ -69,43 +69,48 @@ typedef struct iso_tournament {
     uint64_t seed; // of the pairs, the same on all ranks
     // false: a model that moves brings its optimizer state. true: optimizer state stays.
     bool keep_state;
-    // Whether the parameter or buffer of this name (as in iso_module_parameters) moves, with its
-    // part of the optimizer state; NULL: all do. Those that stay are each trainer's own: a trainer
-    // scores, and may take, its own model with the partner's values of those that move. All ranks
-    // must choose the same, and at least one parameter (ISO_ERR_ARG). Called when the optimizer is
-    // created only. All values are sent all the same, and evaluations and the end of a run take
-    // the whole model that is best.
+    // Returns whether the parameter or buffer of this name (as in iso_module_parameters) moves,
+    // with its optimizer state; NULL: all move. Those that do not move are each trainer's own: a
+    // trainer scores, and may take, its own model with the partner's values of those that move. All
+    // ranks must make the same choice (else ISO_ERR_MISMATCH), and at least one parameter must move
+    // (else ISO_ERR_ARG). Called only when the optimizer is created. All values are sent in any
+    // case. Evaluations and the end of a run take the whole best model.
     bool (*moves)(const char *name, void *user);
-    // Instead of that: patterns of the names that move, separated by ','; NULL: none. '*' stands
-    // for any characters. Each pattern must match a name. Borrowed until the optimizer is created.
+    // Instead of `moves`: patterns of the names that move, separated by ','; NULL: none. '*' stands
+    // for any characters. Each pattern must match a name (else ISO_ERR_ARG). Borrowed until the
+    // optimizer is created.
     const char *weights;
 
-    // Hyperparameters that a model brings, too; NULL: none. The list is borrowed until the
-    // optimizer is created. All ranks give lists of the same length, with the same limits. A
-    // warm-up, also after iso_daso_reset, needs equal values on all trainers (ISO_ERR_MISMATCH),
-    // and there is no cool-down (ISO_ERR_ARG): in these phases all ranks train together.
-    // Evaluations and the end of a run choose a model and leave the values of every trainer alone.
+    // Hyperparameters that move with a model, too; NULL: none. The list is borrowed until the
+    // optimizer is created. All ranks pass lists of the same length, with the same limits. In
+    // warm-up and cool-down all ranks train together. So a warm-up, also after iso_daso_reset,
+    // requires equal values on all trainers (ISO_ERR_MISMATCH), and a cool-down is not allowed
+    // (ISO_ERR_ARG). Evaluations and the end of a run choose a model, but leave the values of every
+    // trainer unchanged.
     const iso_tournament_hyper *hyper;
     int hyper_count;
-    // When the optimizer is created, trainer t of T multiplies each value by spread^(2 t / (T - 1)
-    // - 1): the first divides it by `spread`, the last multiplies it. Limits hold. 0 and 1: values
-    // stay as they are; else spread > 0. With one trainer they stay, too.
+    // When the optimizer is created, trainer t of T multiplies each value by
+    // spread^(2 t / (T - 1) - 1): the first trainer divides it by `spread`, the last multiplies it
+    // by `spread`. Limits apply. 0 and 1: values stay as they are; otherwise spread > 0, without a
+    // warm-up (ISO_ERR_ARG). With one trainer, values stay, too.
     double spread;
     // A trainer that took a model then multiplies each value by 1 - perturb or 1 + perturb, with
-    // equal chances. 0: values stay as they came. 0 <= perturb < 1; PBT: 0.2. The choice follows
-    // from `seed`, the number of the tournament, the trainer and the place in the list.
+    // equal probability. 0: values stay as they came. 0 <= perturb < 1; PBT uses 0.2. `seed`, the
+    // number of the tournament, the trainer and the place in the list determine the choice.
     double perturb;
-    // Instead of that; NULL: none. Changes values[count] of a trainer that took a model. Called on
-    // the first rank of the trainer, whose values the other ranks of the trainer get. `random`
-    // follows from `seed`, the tournament and the trainer, so runs repeat. A value must be finite.
-    // If it fails on any rank, every rank gets an error, and no model and no value changes.
+    // Instead of `perturb`; NULL: none. Changes values[count] of a trainer that took a model.
+    // Called on the first rank of the trainer; the other ranks of the trainer get its values.
+    // `seed`, the tournament and the trainer determine `random`, so runs repeat. Each value must be
+    // finite. If the function fails on any rank, every rank gets an error, and no model and no
+    // value changes.
     iso_status (*mutate)(double *values, int count, uint64_t random, void *user);
-    // Changes a model that a trainer took, before it trains it (LBANN: mutation_algo); NULL: none.
-    // iso_choice_mutate (isotherm/layers.h) is such a function, for models with a Choice. Called
-    // on every rank of the trainer with the module inside the DataParallel; all of them must change
-    // it in the same way, parameters and buffers alone. `random` as above, from another draw. If it
-    // fails on any rank, every rank gets an error, and no model and no value changes. ISO_ERR_ARG
-    // if DataParallel synchronises buffers elsewhere than at evaluation.
+    // Changes a model that a trainer took, before it trains this model (LBANN: mutation_algo);
+    // NULL: none. iso_choice_mutate (isotherm/layers.h) is such a function, for models with a
+    // Choice. Called on every rank of the trainer, with the module inside the DataParallel. All of
+    // them must make the same change, and only to parameters and buffers. `random` is determined as
+    // for `mutate`, but is another draw. If the function fails on any rank, every rank gets an
+    // error, and no model and no value changes. ISO_ERR_ARG if the DataParallel synchronises
+    // buffers at other times than at evaluation (unless it does not synchronise them at all).
     iso_status (*mutate_model)(iso_module *model, uint64_t random, void *user);
 } iso_tournament;
 
