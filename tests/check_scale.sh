@@ -53,6 +53,29 @@ simulate 2 1 1000 --model cnn --sync lazy --slow-ms 20 --device model:no_kernels
 awk -v ms="$(value_of step_ms)" 'BEGIN { exit !(ms > 20 + 38 && ms < 20 + 43) }'
 result $? "a simulated forward waits for the pieces of a weight"
 
+# A table that was cut off, or has anything else in it, is refused with the number of the line.
+bad_table() { # name, sentence
+    run_alone "$real" --sync lazy --steps 1 --warmup 0 --device "model:$1"
+    has_failed && one_line_of_error "$2"
+}
+one_line_of_error() { # the only line of stderr that is no message of the launcher
+    grep -q "^error: $1: make the table with bench_step --breakdown --table$" stderr
+}
+good=0
+sed '2s/ [^ ]*$//' table >short
+printf 'linear_forward 123' >cut
+{ cat table && echo garbage; } >mixed
+{ cat table && echo 'sgd 0 100 0.1 0.2'; } >longer
+echo 'sgd 0 100 -5' >negative
+: >empty
+not='it is no kernel with operations, bytes and ms'
+bad_table short "short, line 2: $not" && bad_table cut "cut, line 1: $not" && bad_table mixed "mixed, line 3: $not" &&
+    bad_table longer "longer, line 3: $not" && bad_table negative "negative, line 1: its time is no number of ms" &&
+    bad_table empty "empty: the table is empty" || good=1
+simulate 2 1 1000 --sync lazy --steps 1 --warmup 0 --device model:mixed
+has_failed && one_line_of_error "mixed, line 3: $not" && ! grep -q Deadlock stderr || good=1
+result $good "tables that are damaged are refused"
+
 for number in 1 2; do
     simulate 3 2 1000 --sync daso --set warmup-steps=2,cooldown-steps=0 --device model:table --steps 16 --warmup 8
     cp stdout "line$number"

@@ -128,8 +128,8 @@ static iso_status read_number(const env_entry *e, const char *text, double *out)
     bool right = end != text && !*end && value >= e->low && value <= e->high;
     if (right && e->whole) right = value == (double)(long long)value;
     ISO_CHECK(right, ISO_ERR_ARG,
-              "environment variable %s is \"%s\": give a %snumber from %g to %g", e->name, text,
-              e->whole ? "whole " : "", e->low, e->high);
+              "environment variable %s is \"%s\": give a %snumber from %.10g to %.10g", e->name,
+              text, e->whole ? "whole " : "", e->low, e->high);
     *out = value;
     return ISO_OK;
 }

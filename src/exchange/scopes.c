@@ -142,7 +142,7 @@ static iso_status ask_for_nccl(iso__scopes *s) {
     ISO_CHECK(
         !s->in_nodes || s->equal_nodes, ISO_ERR_UNSUPPORTED,
         "ZeRO among the ranks of a node needs equally many ranks on each node, and nodes have "
-        "%lld to %lld: start equally many, or divide among all ranks",
+        "%lld to %lld: start equally many, or divide among all ranks; with daso, use no ZeRO",
         (long long)s->fewest, (long long)s->most);
     return ISO_OK;
 }

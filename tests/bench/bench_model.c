@@ -29,28 +29,41 @@ static struct {
     bool polls, found; // a kernel with a row has run: setting up is over
 } model;
 
-static void refuse_time(const char *file, const row *r) {
-    fprintf(stderr, "error: %s has a time of %g ms for %s: make the table again\n", file, r->ms,
-            r->operation);
+static void refuse_table(const char *file, int line, const char *why) {
+    char at[32] = "";
+    if (line > 0) snprintf(at, sizeof(at), ", line %d", line);
+    fprintf(stderr, "error: %s%s: %s: make the table with bench_step --breakdown --table\n", file,
+            at, why);
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
+// An operation, its floating-point operations, its bytes and its time in ms.
+static bool read_row(const char *text, row *r) {
+    int end = -1;
+    int fields =
+        sscanf(text, "%47s %lf %lf %lf %n", r->operation, &r->flops, &r->bytes, &r->ms, &end);
+    return fields == 4 && end > 0 && !text[end];
+}
+
+static void add_row(const char *file, int line, const char *text) {
+    row r;
+    if (!read_row(text, &r))
+        refuse_table(file, line, "it is no kernel with operations, bytes and ms");
+    if (!(r.ms >= 0 && r.ms < 1e9)) refuse_table(file, line, "its time is no number of ms");
+    if (strcmp(r.operation, "rest") == 0)
+        model.rest_ms = r.ms;
+    else if (model.count < MOST_ROWS)
+        model.rows[model.count++] = r;
+}
+
 static void read_table(const char *file) {
+    char text[256];
+    int line = 0;
     FILE *from = fopen(file, "r");
     if (!from) fprintf(stderr, "error: there is no table %s\n", file), MPI_Abort(MPI_COMM_WORLD, 1);
-    bool empty = true;
-    for (row r; fscanf(from, "%47s %lf %lf %lf", r.operation, &r.flops, &r.bytes, &r.ms) == 4;) {
-        empty = false;
-        if (!(r.ms >= 0 && r.ms < 1e9)) refuse_time(file, &r);
-        if (strcmp(r.operation, "rest") == 0)
-            model.rest_ms = r.ms;
-        else if (model.count < MOST_ROWS)
-            model.rows[model.count++] = r;
-    }
+    while (fgets(text, sizeof(text), from)) add_row(file, ++line, text);
     fclose(from);
-    if (!empty) return;
-    fprintf(stderr, "error: %s is no table of kernels: make one with bench_step --table\n", file);
-    MPI_Abort(MPI_COMM_WORLD, 1);
+    if (line == 0) refuse_table(file, 0, "the table is empty");
 }
 
 static void tell_lacking(const char *operation) {

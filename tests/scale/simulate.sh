@@ -83,9 +83,18 @@ export ISO_NODE_COLLECTIVE=mpi ISO_STALL_WARN=0
 smpirun -np $((hosts * ranks)) -platform "$work/platform.xml" -hostfile "$work/hosts" \
     --cfg=smpi/simulate-computation:no --cfg=smpi/host-speed:1 --cfg=smpi/display-timing:no --cfg=smpi/test:0 \
     --cfg=smpi/iprobe:0 --cfg=smpi/os:0:0:0 --cfg=smpi/or:0:0:0 --cfg=smpi/bw-factor:0:1 --cfg=smpi/lat-factor:0:1 \
-    --cfg=network/crosstraffic:no --log=root.thres:critical "$build/bench_scale_simulated" "$@" </dev/null >"$work/line" &
+    --cfg=network/crosstraffic:no --log=root.thres:critical "$build/bench_scale_simulated" "$@" </dev/null >"$work/line" \
+    2>"$work/errors" &
 child=$!
-wait "$child"
+status=0
+wait "$child" || status=$?
+# When a rank has ended with an error, the others still wait for it, which SimGrid calls a deadlock.
+if grep -q '^error: ' "$work/errors"; then
+    grep -v 'ker_engine/CRITICAL' "$work/errors" >&2 || true
+else
+    cat "$work/errors" >&2
+fi
+[ "$status" = 0 ] || exit "$status"
 # smpirun returns 0 after some errors.
 [ -s "$work/line" ] || refuse "the simulation has printed no result"
 cat "$work/line"
