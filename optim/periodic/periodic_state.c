@@ -158,7 +158,10 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
               "the state was asked for in evaluation mode, where parameters are the mean of all "
               "ranks: call iso_module_train(model, true) first");
     ISO_TRY(iso__periodic_hold(p));
-    if (!p->config.server) ISO_TRY(iso_comm_agree(p->comm, iso__periodic_reserve_mean(p)));
+    if (!p->config.server) {
+        ISO_TRY(iso_comm_agree(p->comm, iso__periodic_reserve_mean(p)));
+        ISO_TRY(find_layout(p, &p->saved.layout));
+    }
     fill_saved(p);
     p->moved = false;
     state->moved = take_mean;
@@ -166,8 +169,8 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
     ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__METRICS + 4, p->saved.metric));
     if (p->config.server) return iso__worker_state(p, state); // servers begin with the parameters
-    ISO_TRY(find_layout(p, &p->saved.layout));
-    ISO_TRY(iso__state_add_layout(state, &p->saved.layout, "daso/layout"));
+    if (!p->config.tournament) // which has a state for the same trainers only
+        ISO_TRY(iso__state_add_layout(state, &p->saved.layout, "daso/layout"));
     ISO_TRY(add_flat(p, "daso/sent", p->sent, state));
     ISO_TRY(add_flat(p, "daso/mean", p->mean, state));
     ISO_TRY(add_outer(p, state));
