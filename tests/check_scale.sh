@@ -63,13 +63,13 @@ one_line_of_error() { # the only line of stderr that is no message of the launch
 }
 good=0
 sed '2s/ [^ ]*$//' table >short
-printf 'linear_forward 123' >cut
+printf 'linear_forward 123' >stump
 { cat table && echo garbage; } >mixed
 { cat table && echo 'sgd 0 100 0.1 0.2'; } >longer
 echo 'sgd 0 100 -5' >negative
 : >empty
 not='it is no kernel with operations, bytes and ms'
-bad_table short "short, line 2: $not" && bad_table cut "cut, line 1: $not" && bad_table mixed "mixed, line 3: $not" &&
+bad_table short "short, line 2: $not" && bad_table stump "stump, line 1: $not" && bad_table mixed "mixed, line 3: $not" &&
     bad_table longer "longer, line 3: $not" && bad_table negative "negative, line 1: its time is no number of ms" &&
     bad_table empty "empty: the table is empty" || good=1
 simulate 2 1 1000 --sync lazy --steps 1 --warmup 0 --device model:mixed
