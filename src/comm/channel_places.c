@@ -5,8 +5,8 @@
 #include "comm/pairwise.h"
 
 #define CUT_UNIT ((size_t)64) // cells begin on cache lines
-// The most places: of exchanges of blocks, and of sums, of which more are under way on many ranks
-// (iso__sums_under_way).
+// The maximum number of places for exchanges of blocks and for sums. Many ranks keep more sums in
+// flight (iso__sums_under_way).
 enum { MOST_CELLS = 16, MOST_SUMS = 32 };
 
 // ---- Requests ---------------------------------------------------------------------------------------

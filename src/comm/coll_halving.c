@@ -126,11 +126,10 @@ static int post_stage(iso__pairwise_sum *s) {
     return swap_parts(s, &all, gathers ? 2 * all.levels - s->stage : s->stage - 1, gathers);
 }
 
-static int add_range(const iso__pairwise_sum *s, const char *block, range r) {
-    iso_dtype dtype = s->base.request->dtype;
-    if (r.to == r.from) return MPI_SUCCESS;
-    return MPI_Reduce_local(block, values_at(s, r), (int)(r.to - r.from), iso__mpi_type(dtype),
-                            iso__mpi_sum(s->pool->engine, dtype));
+static int add_range(const iso__pairwise_sum *s, char *block, range r) {
+    char *both[] = {values_at(s, r), block};
+    return iso__sum_in_order(s->pool->engine, both, 2, (int)(r.to - r.from),
+                             s->base.request->dtype);
 }
 
 // A sum of two numbers does not depend on their order, so it does not matter which of two partners
