@@ -48,7 +48,7 @@ field() { # name, file
 one_run() { # directory, hosts, ranks, steps, options
     rm -f "$1"/count.* "$1/log"
     # shellcheck disable=SC2086  # options are several words
-    mpirun -n "$3" sh "$0" --count "$1/count" $train --data "$1/data" --steps "$4" --log "$1/log" $5 >"$1/output" 2>&1 || return 1
+    mpirun ${ISO_IALLREDUCE:+-x ISO_IALLREDUCE} -n "$3" sh "$0" --count "$1/count" $train --data "$1/data" --steps "$4" --log "$1/log" $5 >"$1/output" 2>&1 || return 1
     # Ranks of a host have all seen the same interface: the largest is that of the one that ran longest.
     wire=$(for host in $(seq "$2"); do cat "$1"/count.*.node"$host" | sort -n | tail -n 1; done |
         awk '{ sum += $1 } END { printf "%d", sum }')
@@ -57,8 +57,9 @@ one_run() { # directory, hosts, ranks, steps, options
 }
 
 case_of() { # directory, hosts, ranks, options
-    name="$3 ranks on $2 hosts: $4" steps=8 # N
-    case $4 in *powersgd*) steps=24 ;; esac # which sends so little that a message of mpirun's own shows
+    name="$3 ranks on $2 hosts: ${ISO_IALLREDUCE:+ISO_IALLREDUCE=$ISO_IALLREDUCE }$4" steps=8 # N
+    # These send so little that a message of mpirun's own shows.
+    case $4 in *powersgd* | *localsgd*topk*) steps=24 ;; esac
     if ! { one_run "$1" "$2" "$3" $steps "$4" && wire_n=$wire sent_n=$sent between_n=$between &&
         one_run "$1" "$2" "$3" $((2 * steps)) "$4"; }; then
         echo "not ok - $name"
@@ -99,6 +100,10 @@ if [ "${1:-}" = --head ]; then # directory, hosts
         case_of "$2" 2 4 "--sync localsgd --period 4" # likewise
         case_of "$2" 2 3 "--sync diloco --period 4"
     fi
+    if [ "$3" = 3 ]; then # pairwise, directly and by halves
+        (export ISO_IALLREDUCE=5 && case_of "$2" 3 3 "--sync lazy")
+        (export ISO_IALLREDUCE=6 && case_of "$2" 3 3 "--sync lazy")
+    fi
     exit
 fi
 
@@ -119,7 +124,7 @@ for part in train t10k; do
     images 1024 28 >"$work/data/$part-images-idx3-ubyte"
     labels 1024 >"$work/data/$part-labels-idx1-ubyte"
 done
-echo "1..75"
+echo "1..77"
 for hosts in 2 3 4; do
     sh "$here/with_cluster.sh" -n $hosts -r none -t 450 -- sh "$0" --head "$work" $hosts
 done
