@@ -16,16 +16,17 @@ enter_work
 limit=900
 shown="*.jsonl stdout stderr"
 
-train_by() { # sync mode
-    run 2 "$train" --data "$data" --model cnn --epochs 3 --sync "$1" --quiet --log "$1.jsonl"
+train_by() { # sync mode, length
+    run 2 "$train" --data "$data" --model cnn "$2" "$3" --sync "$1" --quiet --overwrite --log "$1.jsonl"
 }
 
 echo "1..3"
-train_by lazy
+train_by lazy --epochs 3
 result "$status" "trains on real MNIST"
 accuracy=$(summary_field test_accuracy lazy.jsonl)
 awk -v a="${accuracy:-0}" 'BEGIN { exit !(a >= 0.989) }'
 result $? "reaches 98.9 % test accuracy after 3 epochs (${accuracy:-nothing})"
-train_by blocking
+train_by lazy --steps 100
+train_by blocking --steps 100
 [ -n "$(summary_field param_hash lazy.jsonl)" ] && [ "$(summary_field param_hash lazy.jsonl)" = "$(summary_field param_hash blocking.jsonl)" ]
 result $? "blocking gives the same bits"

@@ -9,6 +9,7 @@ root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 # shellcheck source=tests/program_tests.sh
 . "$root/tests/program_tests.sh"
 need_launcher
+export ISO_DIGITS=6000 # what all processes would generate anew
 enter_work
 
 set -- --model mlp --steps 160 --batch 8 --test-limit 50 --quiet --overwrite

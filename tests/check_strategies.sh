@@ -13,6 +13,7 @@ if [ "$launcher" = no ]; then
     echo "1..0 # SKIP configure found no MPI launcher"
     exit 0
 fi
+export ISO_DIGITS=19200 # what all processes would generate anew
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 count=0

@@ -12,6 +12,7 @@ need_launcher
 launcher=$(command -v "$launcher") || exit 1
 sweep=$PWD/bin/sweep
 common="--model mlp --steps 20 --eval-every 5"
+export ISO_DIGITS=6000 # what all processes would generate anew
 enter_work
 
 holds() { # what should hold, condition...

@@ -38,6 +38,10 @@ choose_once() { # ranks
         }
         END { for (i = 1; i <= count; i++) if (best[order[i]] != 1) print "np" best[order[i]] order[i] }'
 }
+# Tests of GPUs skip themselves where there is none, which costs a launch each.
+lacks_gpu() {
+    case $program in tests/gpu/*) [ "${ISO_TEST_DEVICE:-}" != cuda ] && ! [ -e /dev/nvidiactl ] ;; *) false ;; esac
+}
 is_left_out() { # SUITE/TEST
     case " ${ISO_TEST_WITHOUT:-} " in *" $1 "*) return 0 ;; esac
     return 1
@@ -79,6 +83,10 @@ run_test() { # SUITE/TEST
     }
     if is_left_out "$1"; then
         echo "ok - $name # SKIP left out by ISO_TEST_WITHOUT"
+        return
+    fi
+    if lacks_gpu; then
+        echo "ok - $name # SKIP there is no GPU"
         return
     fi
     rm -rf "$work/tap"

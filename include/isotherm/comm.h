@@ -59,10 +59,10 @@ typedef struct iso_comm_config {
 // Checks all ISO_* environment variables (iso_env_print lists them). ISO_ERR_ARG on all ranks if
 // any rank has an invalid value. ISO_ERR_MISMATCH if ranks have different values of a variable that
 // decides how they exchange (ISO_IALLREDUCE, ISO_NODE_COLLECTIVE, ISO_RANKS_PER_NODE, ISO_DEBUG;
-// Open MPI's own OMPI_MCA_coll_libnbc_iallreduce_algorithm) or how their results round
-// (ISO_CPU_KERNELS, ISO_CUDA_CONV). The message names the variable, values and ranks. If no rank
-// sets ISO_CPU_KERNELS (or ISO_CUDA_CONV), each rank uses the best kernels (convolutions) for its
-// machine. A warning names unknown variables.
+// Open MPI's own OMPI_MCA_coll_libnbc_iallreduce_algorithm), how their results round
+// (ISO_CPU_KERNELS, ISO_CUDA_CONV) or how many digits they generate (ISO_DIGITS). The message names
+// the variable, values and ranks. If no rank sets ISO_CPU_KERNELS (or ISO_CUDA_CONV), each rank
+// uses the best kernels (convolutions) for its machine. A warning names unknown variables.
 //
 // In Open MPI, all communicators of a process share one all-reduce algorithm. The first mpi_comm
 // that has all processes of the job sets it (see ISO_IALLREDUCE), unless exchanges are in flight at
@@ -73,8 +73,9 @@ typedef struct iso_comm_config {
 // exchange), must be created and destroyed in one thread at a time, and in the same order on all
 // ranks. Otherwise ranks may wait for each other until the time-out.
 //
-// ISO_ERR_STATE if the mpirun of another MPI started the processes, so that each of them is alone.
-// ISO_ERR_TIMEOUT if a rank does not call this in time; see the blocking collectives below.
+// ISO_ERR_ARG for MPI_COMM_NULL. ISO_ERR_STATE if the mpirun of another MPI started the processes,
+// so that each of them is alone. ISO_ERR_TIMEOUT if a rank does not call this in time; see the
+// blocking collectives below.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);
 // The same for a communicator of a Fortran program: an integer, or the component MPI_VAL in
 // mpi_f08.

@@ -105,7 +105,7 @@ iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **ou
 // .hdf5) with the data sets x_train and y_train for training, x_test and y_test for testing, with
 // images and labels as in iso_dataset_read_idx; or a folder of pictures, opened as by
 // iso_dataset_open_images with a config of zeros except `part`. NULL and "digits" generate as many
-// digits as MNIST has (60000 for training, 10000 for testing). A folder of pictures without train
+// digits as MNIST has (60000 for training, 10000 for testing), or as ISO_DIGITS says. A folder of pictures without train
 // and val is for training only (else ISO_ERR_FORMAT).
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out);
 
@@ -204,8 +204,8 @@ typedef enum iso_images_part {
 typedef struct iso_images_config {
     iso_images_part part;
     int64_t size; // pixels of an image in each direction, up to 8192; 0: 224
-    // Pixels of a picture's shorter side before the middle is cut out, at least `size`; 0: 8/7 of
-    // it, such as 256 for 224.
+    // Pixels of a picture's shorter side before the middle is cut out, from `size` to 16384; 0: 8/7
+    // of `size`, such as 256 for 224.
     int64_t shorter;
     bool real; // images of f32 in [0, 1]; false: of bytes, which a loader can also augment
 } iso_images_config;

@@ -5,6 +5,7 @@
 // Placement and clutter make better models visibly better: trained on 12,000 images, a linear model
 // classifies 82 % of 2,000 test images correctly (5 epochs), two hidden layers of 512 reach 98.5 %
 // (3 epochs), and a small convolutional network 99.5 % (3 epochs).
+#include "base/half.h"
 #include "data/data_impl.h"
 
 #include <math.h>
@@ -183,6 +184,15 @@ static int64_t squared_distance(point p, point a, point b) {
     return across * across / length2;
 }
 
+// How much of a pixel at this squared distance a line covers, of ONE. Its edge fades over one pixel.
+static int cover_of(pen with, int64_t far2) {
+    int64_t inside = with.radius - ONE / 2, outside = with.radius + ONE / 2;
+    if (far2 >= outside * outside) return 0;
+    if (inside >= 0 && far2 <= inside * inside) return ONE;
+    // IEEE 754 rounds sqrt correctly, so this is as exact as an integer root.
+    return clamp_to((int)outside - (int)sqrt((double)far2), 0, ONE);
+}
+
 static void draw_segment(uint8_t *image, pen with, point a, point b) {
     int reach = with.radius + ONE;
     int left = clamp_to(((a.x < b.x ? a.x : b.x) - reach) / ONE, 0, SIDE - 1);
@@ -191,14 +201,11 @@ static void draw_segment(uint8_t *image, pen with, point a, point b) {
     int bottom = clamp_to(((a.y > b.y ? a.y : b.y) + reach) / ONE, 0, SIDE - 1);
     for (int y = top; y <= bottom; y++) {
         for (int x = left; x <= right; x++) {
+            uint8_t *pixel = &image[y * SIDE + x];
+            if (*pixel >= with.ink) continue; // the line makes nothing darker than its ink
             point centre = {x * ONE + ONE / 2, y * ONE + ONE / 2};
-            int64_t far2 = squared_distance(centre, a, b);
-            if (far2 >= (int64_t)reach * reach) continue;
-            // IEEE 754 rounds sqrt correctly, so this is as exact as an integer root. The edge of a
-            // line fades over one pixel.
-            int cover = clamp_to(with.radius + ONE / 2 - (int)sqrt((double)far2), 0, ONE);
-            int value = cover * with.ink / ONE;
-            if (value > image[y * SIDE + x]) image[y * SIDE + x] = (uint8_t)value;
+            int value = cover_of(with, squared_distance(centre, a, b)) * with.ink / ONE;
+            if (value > *pixel) *pixel = (uint8_t)value;
         }
     }
 }
@@ -284,16 +291,25 @@ static void draw_clutter(uint8_t *image, draws *random) {
     }
 }
 
+// Half a word for each pixel, and of that a byte for each of two even draws: their difference has a
+// triangular distribution.
+ISO_CLONES static void add_words(const uint16_t *half, int strength, uint8_t *image) {
+    for (int p = 0; p < PIXELS; p++) {
+        int difference = (half[p] & 255) - (half[p] >> 8);
+        int value = image[p] + difference * strength / 256;
+        image[p] = (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+    }
+}
+
 static void add_noise(uint8_t *image, draws *random) {
     int strength = draw_between(random, 0, 60);
+    uint16_t half[PIXELS];
     for (int p = 0; p < PIXELS; p += 2) {
-        // Two bytes each: the difference of two even draws has a triangular distribution.
-        uint32_t bits = draw_word(random);
-        int first = (int)(bits & 255) - (int)(bits >> 8 & 255);
-        int second = (int)(bits >> 16 & 255) - (int)(bits >> 24);
-        image[p] = (uint8_t)clamp_to(image[p] + first * strength / 256, 0, 255);
-        image[p + 1] = (uint8_t)clamp_to(image[p + 1] + second * strength / 256, 0, 255);
+        uint32_t word = draw_word(random);
+        half[p] = (uint16_t)word;
+        half[p + 1] = (uint16_t)(word >> 16);
     }
+    add_words(half, strength, image);
 }
 
 // Image i of its stream, whatever the number of images asked for. `image` is zero.

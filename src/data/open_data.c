@@ -13,10 +13,15 @@ static bool is_hdf5(const char *path) {
     return named && !(stat(path, &info) == 0 && S_ISDIR(info.st_mode));
 }
 
+static iso_status open_digits(bool train, iso_dataset **out) {
+    double count;
+    ISO_TRY(iso__env_number(ISO_ENV_DIGITS, 60000, &count));
+    return iso_dataset_create_digits(train, (int64_t)(train ? count : count / 6), out);
+}
+
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out) {
     if (folder && is_hdf5(folder)) return iso__hdf5_read_images(folder, train, out);
-    if (!folder || strcmp(folder, "digits") == 0)
-        return iso_dataset_create_digits(train, train ? 60000 : 10000, out);
+    if (!folder || strcmp(folder, "digits") == 0) return open_digits(train, out);
     if (iso_images_find(folder) != ISO_IMAGES_NONE) return iso__images_open(folder, train, out);
     return iso_dataset_read_mnist(folder, train, out);
 }

@@ -25,7 +25,8 @@ Test(env, the_table_names_every_variable_and_its_value) {
         "ISO_LOG",           "ISO_DEBUG",       "ISO_PROGRESS",       "ISO_PROGRESS_US",
         "ISO_PROGRESS_CORE", "ISO_TIMEOUT",     "ISO_RECORDER",       "ISO_STALL_WARN",
         "ISO_STEP_TIMEOUT",  "ISO_WATCHDOG",    "ISO_RANKS_PER_NODE", "ISO_NODE_COLLECTIVE",
-        "ISO_IALLREDUCE",    "ISO_CPU_KERNELS", "ISO_CUDA_CONV",      "ISO_CUDA_GRAPHS"};
+        "ISO_IALLREDUCE",    "ISO_CPU_KERNELS", "ISO_DIGITS",         "ISO_CUDA_CONV",
+        "ISO_CUDA_GRAPHS"};
     for (int i = 0; i < ISO_ENV_COUNT; i++) {
         cr_assert_not_null(names[i], "a new variable is missing here");
         cr_assert(strstr(text, names[i]), "%s is missing", names[i]);
@@ -66,6 +67,7 @@ Test(env, bad_values_of_the_environment_are_refused) {
         {"ISO_NODE_COLLECTIVE", "shm nccl", "give auto, nccl, nccl-all, shm or mpi", "shm"},
         {"ISO_IALLREDUCE", "7", "give a whole number from 0 to 6", "0"},
         {"ISO_CPU_KERNELS", "one", "give onednn, cblas or reference", "reference"},
+        {"ISO_DIGITS", "5", "give a whole number from 6 to 100000000", "600"},
         {"ISO_CUDA_CONV", "CUDNN", "give cudnn or gemm", "gemm"},
         {"ISO_CUDA_GRAPHS", "yes", "give a whole number from 0 to 1", "1"}};
     for (int i = 0; i < ISO_ENV_COUNT; i++) {
@@ -91,6 +93,7 @@ Test(env, variables_that_decide_exchanges_or_bits_are_compared_between_ranks) {
         [ISO_ENV_RANKS_PER_NODE] = true, [ISO_ENV_NODE_COLLECTIVE] = true,
         [ISO_ENV_IALLREDUCE] = true,     [ISO_ENV_CPU_KERNELS] = true,
         [ISO_ENV_CUDA_CONV] = true,      [ISO_ENV_DEBUG] = true,
+        [ISO_ENV_DIGITS] = true,
     };
     for (int i = 0; i < ISO_ENV_COUNT; i++)
         cr_expect_eq(iso__env_is_alike((iso__env)i), alike[i], "%s", iso__env_name((iso__env)i));
