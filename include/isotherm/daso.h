@@ -313,11 +313,12 @@ typedef struct iso_daso_config {
     //
     // Wires other than ISO_WIRE_F32 send differences, as in CHOCO-SGD (Koloskova et al., ICML
     // 2019). For each peer and direction, a rank keeps a copy of the sender's parameters as both
-    // ends know them: 2 ceil(log2 P) arrays, 2 H with pairs, 4 in a ring, also in saved states. The
-    // sender encodes its difference from this copy, and both ends add it to their copies. Then x =
-    // x + consensus_step / 2 (copy of the sender - copy of this rank). The sum over ranks changes
-    // only by rounding, but a pair is no longer bitwise identical. Copies start as the parameters
-    // at creation, at the end of warm-up, and when another number of ranks loads a state.
+    // ends know them: 2 ceil(log2 P) arrays, 2 H with pairs, 4 in a ring (2 with two ranks), also
+    // in saved states. The sender encodes its difference from this copy, and both ends add it to
+    // their copies. Then x = x + consensus_step / 2 (copy of the sender - copy of this rank). The
+    // sum over ranks changes only by rounding, but a pair is no longer bitwise identical. Copies
+    // start as the parameters at creation, at the end of warm-up, and when another number of ranks
+    // loads a state.
     bool gossip;
     iso_peers peers; // ISO_PEERS_PUSH, unless gossip is set
     // gossip, unless wire is ISO_WIRE_F32: at most 1. A wire that leaves much out needs a small

@@ -334,7 +334,8 @@ typedef struct iso_evaluation {
 // and restores the mode of every module. The model gets all inputs of the samples (see
 // iso_module_forward_many) and must have one output; the loss gets the labels, one for each row of
 // the output (ISO_ERR_SHAPE otherwise), or without labels the first target. With ISO_SAMPLER_SHARE
-// each sample counts once. An error on any rank is an error on every rank.
+// each sample counts once. An error on any rank is an error on every rank: ISO_ERR_ARG if the model
+// has several outputs, the samples have neither labels nor targets, or no rank has a sample.
 iso_status iso_evaluate(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
                         iso_evaluation *out);
 // The same with progress: calls `watch` on each rank after each of its batches. `done` of

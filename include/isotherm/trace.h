@@ -30,7 +30,8 @@ int64_t iso_now(void);
 // Process-wide. Start allocates memory for `capacity` spans and begins to record; spans beyond that
 // are counted and dropped. Time 0 is the moment of the call: start right after a barrier, so that
 // ranks are aligned. Stop frees the spans. Only one thread at a time may call start, stop and text;
-// other threads may record meanwhile.
+// other threads may record meanwhile. Start returns ISO_ERR_STATE if a trace is being recorded, and
+// ISO_ERR_ARG for a capacity of 0.
 iso_status iso_trace_start(size_t capacity);
 void iso_trace_stop(void);
 // Whether anyone records: a trace was started, or a profiler is attached. Ask before you make the
