@@ -39,6 +39,7 @@ nobase_dist_doc_DATA = \
     docs/how-to-add.md \
     docs/idea.svg \
     docs/lazy-timeline.svg \
+    docs/measurements/autocast-cpu-2026-11-29.jsonl \
     docs/measurements/gpu-2026-11-23.jsonl \
     docs/measurements/odd-hosts-2026-11-27.jsonl \
     docs/measurements/odd-hosts-2026-11-28.jsonl \

@@ -14,6 +14,7 @@ mnist=$PWD/bin/mnist
 mnist_daso=$PWD/bin/mnist-daso
 own_arrays=$PWD/bin/own-arrays
 probe=$PWD/tests/error_probe
+export ISO_DIGITS=12000 # what all processes would generate anew
 enter_work
 out=$work/out # what programs write
 
@@ -268,6 +269,26 @@ else
     [ "$status" = 0 ] && [ "$(field test_accuracy "$out/log")" = 1 ]
     result $? "learns with --math bf16"
 fi
+
+# Activations of 16 bits, on every CPU: with oneDNN, and with plain kernels.
+for half in bf16 "f16 --grad-scaler"; do
+    for kernels in "" reference; do
+        [ -z "$kernels" ] || export ISO_CPU_KERNELS=$kernels
+        run_anew 2 "$train" --data colours --batch 8 --epochs 3 --quiet --log "$out/log" --autocast $half
+        [ "$status" = 0 ] && [ "$(field test_accuracy "$out/log")" = 1 ]
+        result $? "the CNN learns with --autocast $half${kernels:+, $kernels kernels}"
+        unset ISO_CPU_KERNELS
+    done
+done
+lazy=$(hash_of --data good --model resnet18 --batch 2 --steps 2 --autocast bf16)
+[ -n "$lazy" ] &&
+    [ "$lazy" = "$(hash_of --data good --model resnet18 --batch 2 --steps 2 --autocast bf16 --sync blocking)" ] &&
+    [ "$lazy" != "$(hash_of --data good --model resnet18 --batch 2 --steps 2)" ]
+result $? "--autocast bf16 gives lazy the parameters of blocking"
+refused 2 "activations of f16 on a GPU" '--autocast f16 is for --device cpu: use --autocast bf16' --autocast f16 \
+    --device cuda --data nowhere
+refused 2 "rounded activations of f64" '--autocast bf16 rounds f32: remove it or --dtype f64' --autocast bf16 \
+    --dtype f64 --data nowhere
 
 # The same batch norms on 2 ranks, each over its own batch or over both.
 own=$(hash_of --data good --model resnet18 --batch 2 --steps 2)
@@ -753,6 +774,7 @@ listed() { # page: its first listing without a language
 }
 listed training.md | cmp -s - stdout
 result $? "docs/training.md shows what --help prints"
+unset ISO_DIGITS # whose value it would print, too
 run_anew 0 "$train" --help-env
 [ "$status" = 0 ] && grep -q '^ISO_PROGRESS ' stdout
 result $? "--help-env tells of the environment"

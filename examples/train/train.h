@@ -266,6 +266,8 @@ iso_status train_kernels_setup(const train_run *run);
 
 // ---- train_setup.c ----
 
+// Local. A new model of --model, in the types that --dtype, --math and --autocast say.
+iso_status train_model_create(const train_run *run, iso_rng *rng, iso_module **out);
 // Local. Creates loaders and model, and makes all checks that need no other rank.
 iso_status train_setup_local(train_run *run);
 // Collective. Wraps model and optimizer, so that the replicas train together.
@@ -315,8 +317,7 @@ int64_t train_last_steps(const train_run *run);
 iso_status train_sync_setup(train_run *run);
 // Local. Call it after a step: reports merges, and changes by the policy.
 iso_status train_sync_look(train_run *run);
-// Local. This rank's share of the bytes that training has moved so far, see iso_traffic in
-// isotherm/comm.h.
+// Local. This rank's share of the bytes that training has moved so far, see iso_traffic.
 void train_traffic(const train_run *run, int64_t *sent, int64_t *between_nodes);
 // Of the bytes between nodes, those that exchanges of parameters have moved.
 int64_t train_parameter_traffic(const train_run *run);
@@ -373,9 +374,8 @@ iso_status train_scaler_step(train_run *run, bool *stepped);
 // Collective. Writes a set of files from which the run can be resumed.
 iso_status train_state_save(train_run *run);
 // Collective over MPI_COMM_WORLD. Decides what --resume auto means: --resume becomes the name of
-// the
-// --checkpoint, and --load is left out, if rank 0 sees that a state of it is saved; else --resume
-// becomes NULL. Returns false after rank 0 has printed an error message.
+// the --checkpoint, and --load is left out, if rank 0 sees that a state of it is saved; else
+// --resume becomes NULL. Returns false after rank 0 has printed an error message.
 bool train_state_choose(const train_world *world, train_options *options);
 // Collective. ISO_ERR_MISMATCH, naming the options, if options that must equal those of the saved
 // run differ. Needs neither model nor optimizer.

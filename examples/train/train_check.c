@@ -32,6 +32,16 @@ static iso_status check_math(const train_options *o) {
     return ISO_OK;
 }
 
+static iso_status check_autocast(const train_options *o) {
+    if (strcmp(o->autocast, "none") == 0) return ISO_OK;
+    if (strcmp(o->dtype, "f32") != 0)
+        return train_error(ISO_ERR_ARG, "--autocast %s rounds f32: remove it or --dtype %s",
+                           o->autocast, o->dtype);
+    if (strcmp(o->autocast, "f16") == 0 && strncmp(o->device, "cuda", 4) == 0)
+        return train_error(ISO_ERR_ARG, "--autocast f16 is for --device cpu: use --autocast bf16");
+    return ISO_OK;
+}
+
 static iso_status check_strategy(const train_options *o) {
     const iso_strategy *strategy;
     TRY(iso_strategy_find(o->sync, &strategy));
@@ -175,6 +185,7 @@ iso_status train_options_check(const train_options *o) {
     TRY(check_strategy(o));
     TRY(check_wire(o));
     TRY(check_math(o));
+    TRY(check_autocast(o));
     TRY(check_average(o));
     TRY(check_buffers(o));
     TRY(check_finite(o));

@@ -2,9 +2,8 @@
 // --kernels: chooses kernels by the fixed rule, or by rank 0's measurements for all ranks.
 #include "train.h"
 
-#include "support/models.h"
-
 #include <stdlib.h>
+#include <string.h>
 
 // One step of a model of its own: what a forward counts, and the statistics that layers keep, stay
 // those of the run's.
@@ -35,13 +34,12 @@ static iso_status make_images(const train_run *run, iso_tensor **out) {
 static iso_status tune_kernels(const train_run *run) {
     const train_options *o = run->options;
     iso_device *device = run->world->device;
-    model_options options = {o->model, o->dropout, o->activations};
     iso_rng rng = {.seed = 1};
     iso_module *model = NULL;
     iso_tensor *images = NULL;
     int32_t *labels = calloc((size_t)o->batch, sizeof(*labels));
     iso_status status = labels
-                            ? model_create_with(&options, device, &run->world->info, &rng, &model)
+                            ? train_model_create(run, &rng, &model)
                             : train_error(ISO_ERR_NOMEM, "out of memory for the labels of a batch");
     if (status >= 0) status = make_images(run, &images);
     if (status >= 0) status = iso_device_tune(device, true);
@@ -73,6 +71,7 @@ static iso_status spread_choices(const train_run *run) {
 iso_status train_kernels_setup(const train_run *run) {
     TRY(iso_device_set_choices(run->world->device, NULL, 0)); // of a run before
     if (run->options->kernels[0] == 'f') return ISO_OK;
+    if (strcmp(run->options->dtype, "f32") != 0) return ISO_OK; // f64 has no candidates
     TRY(iso_comm_agree(run->world->comm, run->world->rank == 0 ? tune_kernels(run) : ISO_OK));
     return spread_choices(run);
 }

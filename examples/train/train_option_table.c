@@ -194,6 +194,9 @@ const train_option train_option_table[] = {
        .meaning = "device; cuda: the GPUs of a node are assigned to its ranks round-robin"),
     OF(SHARED, CHOICE("math", math), .choices = "f32|tf32|bf16", .initial = "f32",
        .meaning = "precision of matrix products; bf16 on a GPU: also of activations; tf32: GPUs only"),
+    OF(SHARED, CHOICE("autocast", autocast), .choices = "none|bf16|f16", .initial = "none",
+       .meaning = "type of activations (PyTorch: torch.autocast); f16: CPUs only, use it with "
+                  "--grad-scaler; on a GPU --math bf16 is --autocast bf16"),
     OF(SHARED, CHOICE("dtype", dtype), .choices = "f32|f64", .initial = "f32",
        .meaning = "type of images, parameters and arithmetic"),
     OF(RUN, CHOICE("kernels", kernels), .choices = "fixed|tuned", .initial = "fixed",

@@ -39,7 +39,7 @@ typedef struct train_options {
     // The given settings of strategies, in the order of train_setting_at; NULL: not given.
     const char *setting[TRAIN_SETTINGS];
 
-    const char *device, *math, *dtype, *kernels;
+    const char *device, *math, *autocast, *dtype, *kernels;
     int64_t threads, loader_threads;
     const char *log, *tensorboard, *trace, *checkpoint, *checkpoint_best, *load, *resume;
     int64_t checkpoint_every, eval_every;

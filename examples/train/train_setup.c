@@ -100,12 +100,30 @@ static iso_status create_losses(train_run *run) {
     return iso_loss_create_with(run->world->device, &config, &run->loss);
 }
 
-static iso_status round_activations(train_run *run) {
-    iso_module *model = run->model;
-    run->model = NULL; // it is taken, on failure too
-    TRY(iso_autocast_create_take(model, ISO_BF16, &run->model));
-    // A loss comes next, whose gradient is scaled where several batches are accumulated.
-    return iso_autocast_keep_output(run->model, run->options->accumulate == 1);
+// --autocast, or --math bf16 on a GPU.
+static iso_status round_activations(const train_run *run, iso_module **model) {
+    const train_options *o = run->options;
+    bool on_gpu = strcmp(iso_device_name(run->world->device), "cpu") != 0;
+    bool by_math = on_gpu && strcmp(o->math, "bf16") == 0;
+    iso_dtype half = ISO_BF16;
+    if (!by_math && strcmp(o->autocast, "none") == 0) return ISO_OK;
+    if (!by_math) TRY(iso_dtype_parse(o->autocast, &half));
+    TRY(iso_autocast_create_take(*model, half, model)); // on failure *model is NULL
+    // A loss comes next. Its gradient must be f32 to be scaled.
+    return iso_autocast_keep_output(*model, o->accumulate == 1 && !o->grad_scaler);
+}
+
+iso_status train_model_create(const train_run *run, iso_rng *rng, iso_module **out) {
+    const train_options *o = run->options;
+    const model_options model = {o->model, o->dropout, o->activations};
+    iso_dtype dtype;
+    *out = NULL;
+    iso_status status = model_create_with(&model, run->world->device, &run->world->info, rng, out);
+    if (status >= 0) status = iso_dtype_parse(o->dtype, &dtype);
+    if (status >= 0) status = iso_module_to(*out, dtype);
+    if (status >= 0) status = round_activations(run, out);
+    if (status < 0) iso_module_destroy(out);
+    return status;
 }
 
 static iso_status build_model(train_run *run) {
@@ -118,14 +136,7 @@ static iso_status build_model(train_run *run) {
                            "use --model mlp",
                            options->data, (long long)info->height, (long long)info->width,
                            options->model);
-    model_options model = {options->model, options->dropout, options->activations};
-    TRY(model_create_with(&model, run->world->device, info, &rng, &run->model));
-    iso_dtype dtype;
-    TRY(iso_dtype_parse(options->dtype, &dtype));
-    TRY(iso_module_to(run->model, dtype));
-    bool on_gpu = strcmp(iso_device_name(run->world->device), "cpu") != 0;
-    if (on_gpu && strcmp(options->math, "bf16") == 0 && dtype == ISO_F32)
-        TRY(round_activations(run));
+    TRY(train_model_create(run, &rng, &run->model));
     TRY(create_losses(run));
     // The others get rank 0's parameters later.
     if (options->load && run->world->rank == 0) TRY(train_checkpoint_load(run));

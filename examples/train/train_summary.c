@@ -125,6 +125,7 @@ static void log_setting(const train_run *run) {
     iso_json_string(log, "cores", run->world->cores.all);
     iso_json_string(log, "device", iso_device_describe(run->world->device));
     iso_json_string(log, "math", o->math);
+    iso_json_string(log, "autocast", o->autocast);
     iso_json_string(log, "dtype", o->dtype);
     iso_json_string(log, "kernels", o->kernels);
     iso_json_string(log, "sync", o->sync);

@@ -92,8 +92,8 @@ iso_status iso_flatten_create(iso_device *device, iso_module **out);
 iso_status iso_dropout_create(iso_device *device, double p, iso_rng *rng, iso_module **out);
 iso_status iso_dropout2d_create(iso_device *device, double p, iso_rng *rng, iso_module **out);
 // Converts its input to another element type, and gradients back to the type of the input. Put it
-// between an f32 layer and an f64 one. With dtype ISO_BF16 (GPUs only) the layers after it have
-// bf16 activations, see iso_autocast_create_take.
+// between an f32 layer and an f64 one. With dtype ISO_BF16 or ISO_F16 the layers after it have
+// activations of that type, see iso_autocast_create_take.
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out);
 // Log-softmax over the last dimension of [N, K].
 iso_status iso_log_softmax_create(iso_device *device, iso_module **out);
@@ -218,21 +218,24 @@ iso_status iso_choice_set(iso_module *choice, int index);
 // `mutate_model` of iso_tournament; `user` is not used. ISO_ERR_ARG if there is no such Choice.
 iso_status iso_choice_mutate(iso_module *model, uint64_t random, void *user);
 
-// Mixed precision (torch.autocast). Converts its input to bf16 (the only dtype allowed), runs
-// module, and converts the output back to the type of the input, so losses stay f32. Of several
-// inputs, those that hold indices pass unchanged, and outputs get the type of the first of the
-// others. Gradients are converted in the reverse direction. Inside, activations and their gradients
-// are bf16: layers round their outputs, and linear and convolution layers round weight and bias for
-// each forward. Parameters, their gradients, optimizer state, statistics and sums stay f32.
+// Mixed precision (torch.autocast). Converts its input to dtype, which is ISO_BF16 or, on CPUs,
+// ISO_F16, runs module, and converts the output back to the type of the input, so losses stay f32.
+// Of several inputs, those that hold indices pass unchanged, and outputs get the type of the first
+// of the others. Gradients are converted in the reverse direction. Inside, activations and their
+// gradients have type dtype: layers round their outputs, and layers with matrix products
+// (convolutions, linear, bilinear and attention) round weight and bias for each forward.
+// Parameters, their gradients, optimizer state, statistics and sums stay f32. Embeddings belong in
+// front of it. f16 has few bits of exponent: scale the loss (isotherm/grad_scaler.h), so that small
+// gradients do not become 0.
 //
 // module must be f32 (ISO_ERR_TYPE). Its parameters keep their names, and may be tied to parameters
 // outside. Create the Autocast first and wrap it in data_parallel afterwards (else ISO_ERR_STATE).
-// Takes one reference of module, also on failure. ISO_ERR_UNSUPPORTED if the device has no bf16
-// kernels (the CPU).
+// Takes one reference of module, also on failure. ISO_ERR_ARG for another dtype,
+// ISO_ERR_UNSUPPORTED if the device has no kernels for it (GPUs: f16).
 iso_status iso_autocast_create_take(iso_module *module, iso_dtype dtype, iso_module **out);
-// With keep, an Autocast in training returns the output of its module unconverted, in bf16, and
-// takes a bf16 gradient. Use it if a loss follows: it saves two kernels per step, and results are
-// bitwise identical. A bf16 gradient cannot be scaled (iso_tensor_scale). In evaluation mode the
+// With keep, an Autocast in training returns the output of its module unconverted, in 16 bits, and
+// takes a gradient of that type. Use it if a loss follows: it saves two conversions per step, and
+// results are bitwise identical. Such a gradient cannot be scaled (iso_tensor_scale). In evaluation mode the
 // output still has the type of the input. ISO_ERR_ARG for any other module.
 iso_status iso_autocast_keep_output(iso_module *autocast, bool keep);
 

@@ -36,13 +36,13 @@ iso_status iso_loss_create_with(iso_device *device, const iso_loss_config *confi
 // both NULL the call does not wait for a GPU, and iso_loss_value returns them later. *grad (NULL:
 // not wanted) is the gradient of the mean; the loss owns it, and it is valid until the next call.
 //
-// output is f32 or f64. On a GPU it may be bf16: the computation is then in f32, and the gradient
-// is rounded to bf16. For ISO_MSE and the kinds after it, the target is 1 at the label and 0
+// output is f32 or f64, or bf16 or f16 from an Autocast: the computation is then in f32, and the
+// gradient is rounded to the type of output. For ISO_MSE and the kinds after it, the target is 1 at the label and 0
 // elsewhere. ISO_ERR_ARG for a label outside [0, K); the message names the row.
 iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *labels,
                             double *value, int64_t *correct, iso_tensor **grad);
 // For ISO_MSE and the kinds after it: computes the loss for a target tensor of the shape and type
-// of output. For bf16 output the target may be f32. value and grad: as in iso_loss_compute.
+// of output. For output of 16 bits the target may be f32. value and grad: as in iso_loss_compute.
 iso_status iso_loss_compute_tensor(iso_loss *loss, iso_tensor *output, iso_tensor *target,
                                    double *value, iso_tensor **grad);
 // Waits for the last computation and returns its results. Either pointer may be NULL. ISO_ERR_STATE

@@ -198,9 +198,9 @@ typedef struct iso_module_ops {
     bool fuses_relu;
     bool awaits_pieces; // forward itself waits for parameters that are updated in pieces
     bool relu_commutes; // a preceding relu may be applied to the output instead, as for a maximum
-    // Forward and backward accept bf16 activations (iso_autocast_create_take) with f32 parameters.
-    // In a container: it passes bf16 activations on. false: bf16 input is ISO_ERR_TYPE.
-    bool takes_bf16;
+    // Forward and backward accept activations of bf16 and f16 (iso_autocast_create_take) with f32
+    // parameters. In a container: it passes such activations on. false: such input is ISO_ERR_TYPE.
+    bool takes_half;
     // The output may be of another real type than the input.
     bool changes_type;
     // The input holds indices: i32 or i64. The output has the type of the parameters. Gradients end
@@ -271,7 +271,7 @@ struct iso_module {
     iso_device *device;
     const char *name;      // last component of its name in its first container; "" for a root
     iso_dtype dtype;       // of parameters and buffers; without any, of the latest input
-    iso_dtype activations; // type of the input of the current call: dtype, or bf16 if dtype is f32
+    iso_dtype activations; // type of the input of the current call: dtype; bf16 or f16 if dtype is f32
     bool training;         // true at creation
     bool backward_failed;  // the last backward failed, and no forward has followed it
     int references;

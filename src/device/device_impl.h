@@ -3,14 +3,14 @@
 // each element type in which it computes. A slot is required unless its comment allows NULL.
 //
 // Tensors passed to a slot are on its device, and those of a kernel have the table's element type.
-// In the bf16 table this holds for activations, their gradients, and the weights and biases of
-// linear layers and convolutions. Gradients of parameters (dw, db), and the parameters, running
-// values and statistics of norms are f32 there. Sums and all values between load and store are f32
-// or wider. Updates take f32 only. A 4-dimensional activation may be in either layout; gradients
-// have the layout of the activation they belong to; parameters and everything else are logical,
-// except the weight of a convolution in bf16, which has the layout of y. Slots do not check shapes,
-// because modules have done so. For shapes that a slot has seen before it allocates nothing and
-// creates no primitive.
+// In the tables of bf16 and f16 this holds for activations, their gradients, and the weights and
+// biases of linear layers and convolutions. Gradients of parameters (dw, db), and the parameters,
+// running values and statistics of norms are f32 there. Sums and all values between load and store
+// are f32 or wider. Updates take f32 and f64 only. A 4-dimensional activation may be in either
+// layout; gradients have the layout of the activation they belong to; parameters and everything
+// else are logical, except the weight of a convolution in 16 bits on a device with memory of its
+// own, which has the layout of y. Slots do not check shapes, because modules have done so. For
+// shapes that a slot has seen before it allocates nothing and creates no primitive.
 #ifndef ISO_DEVICE_IMPL_H
 #define ISO_DEVICE_IMPL_H
 
@@ -158,8 +158,8 @@ typedef struct iso_device_ops {
     // Whether its elements are in the order of a logical tensor, whatever its layout is.
     bool (*is_in_order)(iso_device *self, const iso_tensor *x);
     // Copies the logical contents between any layouts. Shapes may differ if the counts agree
-    // (flatten). Element types may differ (rounded to nearest) if both tensors are logical, or if
-    // the device has memory of its own.
+    // (flatten), unless both are blocked or, between two element types, one is. Types may differ
+    // (rounded to nearest; in host memory f64 is rounded to f32 first).
     iso_status (*copy)(iso_device *self, const iso_tensor *from, iso_tensor *to);
     // Host order <-> device, logical, whole tensor.
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);
@@ -186,14 +186,16 @@ static inline iso_status iso__arrival_wait(iso__arrival *arrival, const iso_tens
     return arrival ? arrival->wait(arrival, w->shape[0]) : ISO_OK;
 }
 
-// A copy of f32 in bf16.
+static inline bool iso__is_half(iso_dtype type) { return type == ISO_BF16 || type == ISO_F16; }
+
+// A copy of f32 in bf16 or f16.
 typedef struct iso__rounding {
     const iso_tensor *from;
     iso_tensor *to;
 } iso__rounding;
 
 typedef struct iso_kernel_ops {
-    // In the bf16 table only: the same as `count` calls of copy(). No tensor that is written
+    // In the tables of bf16 and f16 only: the same as `count` calls of copy(). No tensor that is written
     // overlaps any of the others.
     iso_status (*round_many)(iso_device *self, int count, const iso__rounding *of);
     // ---- Layers. b may be NULL; accumulate: += instead of =. ----
@@ -307,7 +309,7 @@ typedef struct iso_kernel_ops {
     iso_status (*loss)(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
                        const int32_t *labels, double result[2], iso_tensor *grad);
     // result[0]: mean over all elements of a loss from ISO_MSE on, as above. All tensors are
-    // logical and of one shape. grad may be NULL. With a bf16 output the target may be f32.
+    // logical and of one shape. grad may be NULL. With an output of 16 bits the target may be f32.
     iso_status (*target_loss)(iso_device *self, const iso_loss_config *config,
                               const iso_tensor *output, const iso_tensor *target, double result[2],
                               iso_tensor *grad);

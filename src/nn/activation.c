@@ -23,7 +23,7 @@ static const iso_module_ops relu_ops = {
     .type = "ReLU",
     .forward = relu_forward,
     .backward_input = relu_backward_input,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 
@@ -55,7 +55,7 @@ static const iso_module_ops log_softmax_ops = {
     .type = "LogSoftmax",
     .forward = log_softmax_forward,
     .backward_input = log_softmax_backward_input,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 
@@ -85,7 +85,7 @@ static const iso_module_ops softmax_ops = {
     .type = "Softmax",
     .forward = softmax_forward,
     .backward_input = softmax_backward_input,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 
@@ -122,7 +122,7 @@ static iso_status unary_backward_input(iso_module *self, iso_call *call, iso_ten
 #define UNARY_OPS(name)                                                                            \
     {                                                                                              \
         .type = (name), .forward = unary_forward, .backward_input = unary_backward_input,          \
-        .takes_bf16 = true, .keeps_parameters = true                                               \
+        .takes_half = true, .keeps_parameters = true                                               \
     }
 static const iso_module_ops tanh_ops = UNARY_OPS("Tanh");
 static const iso_module_ops sigmoid_ops = UNARY_OPS("Sigmoid");

@@ -11,6 +11,7 @@ typedef struct attention {
     int64_t embed, heads;
     bool causal;
     iso_parameter *weight, *bias; // of the projection to queries, keys and values; bias NULL: none
+    iso__rounded rounded;         // of the latest forward in 16 bits
 } attention;
 
 // ---- Projections ----------------------------------------------------------------------------------
@@ -38,20 +39,24 @@ typedef struct projection {
     iso_tensor *has_bias;    // &bias; NULL: none
 } projection;
 
-static void take_projection(const attention *l, int count, int i, bool gradient, projection *out) {
+static void take_projection(const attention *l, int count, int i, iso__values of, projection *out) {
     int64_t first = i == 0 ? 0 : i * l->embed, rows = rows_for(l, count, i);
-    const iso_parameter *w = l->weight, *b = l->bias;
-    out->weight = take_rows(gradient ? w->grad : w->value, first, rows);
-    if (b) out->bias = take_rows(gradient ? b->grad : b->value, first, rows);
-    out->has_bias = b ? &out->bias : NULL;
+    out->weight = take_rows(of.weight, first, rows);
+    if (of.bias) out->bias = take_rows(of.bias, first, rows);
+    out->has_bias = of.bias ? &out->bias : NULL;
 }
 
-static iso_status project_input(iso_module *self, const iso_tensors *in, int i, iso_tensor **slot) {
+static iso__values gradients_of(const attention *l) {
+    return (iso__values){l->weight->grad, l->bias ? l->bias->grad : NULL};
+}
+
+static iso_status project_input(iso_module *self, const iso_tensors *in, int i, iso__values values,
+                                iso_tensor **slot) {
     const attention *l = iso_container_of(self, attention, base);
     const iso_tensor *from = in->item[i];
     int64_t rows = rows_for(l, in->count, i);
     projection p;
-    take_projection(l, in->count, i, false, &p);
+    take_projection(l, in->count, i, values, &p);
     ISO_TRY(iso_call_tensor(self, slot, 3, (int64_t[]){from->shape[0], from->shape[1], rows},
                             ISO_LAYOUT_LOGICAL));
     iso_tensor x = iso__rows_of(from), y = iso__rows_of(*slot);
@@ -67,7 +72,7 @@ static iso_status backward_projection(iso_module *self, iso_call_many *many, int
     const iso_kernel_ops *kernels = iso__kernels(in);
     iso_tensor x = iso__rows_of(in), dy = iso__rows_of(many->aux[0][i]);
     projection p;
-    take_projection(l, many->in.count, i, true, &p);
+    take_projection(l, many->in.count, i, gradients_of(l), &p);
     iso_tensor *dw = l->weight->requires_grad ? &p.weight : NULL;
     iso_tensor *db = l->bias && l->bias->requires_grad ? p.has_bias : NULL;
     if (dw || db)
@@ -77,7 +82,8 @@ static iso_status backward_projection(iso_module *self, iso_call_many *many, int
     ISO_TRY(iso_call_tensor(self, &many->grad_in[i], 3, in->shape, ISO_LAYOUT_LOGICAL));
     *grad_in = many->grad_in[i];
     iso_tensor dx = iso__rows_of(*grad_in);
-    take_projection(l, many->in.count, i, false, &p);
+    iso_tensor *w = iso__called_value(self, l->weight, l->rounded.values.weight);
+    take_projection(l, many->in.count, i, (iso__values){.weight = w}, &p);
     return kernels->linear_backward_input(self->device, &dy, &p.weight, &dx);
 }
 
@@ -118,11 +124,13 @@ static iso_status check_inputs(const iso_module *self, const iso_tensors *in) {
 
 static iso_status forward_attention(iso_module *self, iso_call *call, const iso_tensors *in,
                                     iso_tensors *out) {
-    const attention *l = iso_container_of(self, attention, base);
+    attention *l = iso_container_of(self, attention, base);
     iso_call_many *many = call->many;
     const iso_tensor *query = in->item[0];
+    iso__values v;
     ISO_TRY(check_inputs(self, in));
-    for (int i = 0; i < in->count; i++) ISO_TRY(project_input(self, in, i, &many->aux[0][i]));
+    ISO_TRY(iso__call_values(self, ISO_LAYOUT_LOGICAL, l->weight, l->bias, &l->rounded, &v));
+    for (int i = 0; i < in->count; i++) ISO_TRY(project_input(self, in, i, v, &many->aux[0][i]));
     iso__attention_args args = attention_args(self, many);
     ISO_TRY(iso_call_tensor(self, &many->aux[1][0], 4,
                             (int64_t[]){query->shape[0], l->heads, query->shape[1], args.keys},
@@ -154,6 +162,10 @@ static void tie_attention(iso_module *self) {
     if (l->bias) l->bias = self->parameter[1];
 }
 
+static void drop_rounded(iso_module *self) {
+    iso__rounded_destroy(&iso_container_of(self, attention, base)->rounded);
+}
+
 static iso_status check_device(const iso_module *self, const iso_device *device) {
     return iso__check_kernel(device, device->kernels[ISO_F32]->attention_forward, self->ops->type);
 }
@@ -163,6 +175,9 @@ static const iso_module_ops attention_ops = {
     .forward_many = forward_attention,
     .backward_many = backward_attention,
     .tied = tie_attention,
+    .moved = drop_rounded,
+    .destroy = drop_rounded,
+    .takes_half = true,
     .runs_on = check_device,
     .keeps_parameters = true,
 };

@@ -8,6 +8,7 @@ typedef struct bilinear {
     iso_module base;
     int64_t in1, in2, out;
     iso_parameter *weight, *bias; // bias NULL: none
+    iso__rounded rounded;         // of the latest forward in 16 bits
 } bilinear;
 
 // A parameter's tensor weight[out, in1, in2] as that of the linear layer.
@@ -33,7 +34,7 @@ static iso_status check_shapes(iso_module *self, const iso_tensors *in) {
 // A call keeps the outer product in aux[0][0], and its gradient in aux[1][0].
 static iso_status forward_bilinear(iso_module *self, iso_call *call, const iso_tensors *in,
                                    iso_tensors *out) {
-    const bilinear *l = iso_container_of(self, bilinear, base);
+    bilinear *l = iso_container_of(self, bilinear, base);
     iso_call_many *many = call->many;
     const iso_tensor *a = in->item[0];
     const iso_kernel_ops *kernels = iso__kernels(a);
@@ -48,12 +49,14 @@ static iso_status forward_bilinear(iso_module *self, iso_call *call, const iso_t
     for (int i = 0; i < 2; i++)
         ISO_TRY(
             iso__call_layout(self, &many->aux[0][1 + i], ISO_LAYOUT_LOGICAL, in->item[i], &x[i]));
-    iso_tensor w = flat_weight(l, l->weight->value), y = iso__rows_of(many->out[0]);
+    iso__values v;
+    ISO_TRY(iso__call_values(self, ISO_LAYOUT_LOGICAL, l->weight, l->bias, &l->rounded, &v));
+    iso_tensor w = flat_weight(l, v.weight), y = iso__rows_of(many->out[0]);
     out->count = 1;
     out->item[0] = many->out[0];
     ISO_TRY(kernels->outer_forward(self->device, x[0], x[1], many->aux[0][0]));
-    return kernels->linear_forward(self->device, many->aux[0][0], &w, NULL,
-                                   l->bias ? l->bias->value : NULL, ISO_ACT_NONE, &y);
+    return kernels->linear_forward(self->device, many->aux[0][0], &w, NULL, v.bias, ISO_ACT_NONE,
+                                   &y);
 }
 
 static iso_status backward_inputs(iso_module *self, iso_call_many *many, const iso_tensor *dy,
@@ -61,7 +64,8 @@ static iso_status backward_inputs(iso_module *self, iso_call_many *many, const i
     const bilinear *l = iso_container_of(self, bilinear, base);
     const iso_kernel_ops *kernels = iso__kernels(dy);
     const iso_tensor *x[2];
-    iso_tensor *dx[2] = {NULL, NULL}, w = flat_weight(l, l->weight->value);
+    iso_tensor *dx[2] = {NULL, NULL};
+    iso_tensor w = flat_weight(l, iso__called_value(self, l->weight, l->rounded.values.weight));
     ISO_TRY(iso_call_tensor(self, &many->aux[1][0], 2, many->aux[0][0]->shape, ISO_LAYOUT_LOGICAL));
     ISO_TRY(kernels->linear_backward_input(self->device, dy, &w, many->aux[1][0]));
     for (int i = 0; i < 2; i++) {
@@ -97,6 +101,10 @@ static void tie_bilinear(iso_module *self) {
     if (l->bias) l->bias = self->parameter[1];
 }
 
+static void drop_rounded(iso_module *self) {
+    iso__rounded_destroy(&iso_container_of(self, bilinear, base)->rounded);
+}
+
 static iso_status check_device(const iso_module *self, const iso_device *device) {
     return iso__check_kernel(device, device->kernels[ISO_F32]->outer_forward, self->ops->type);
 }
@@ -106,6 +114,9 @@ static const iso_module_ops bilinear_ops = {
     .forward_many = forward_bilinear,
     .backward_many = backward_bilinear,
     .tied = tie_bilinear,
+    .moved = drop_rounded,
+    .destroy = drop_rounded,
+    .takes_half = true,
     .runs_on = check_device,
     .keeps_parameters = true,
     .inputs = 2,

@@ -38,7 +38,7 @@ static const iso_module_ops branches_ops = {
     .type = "Branches",
     .forward_many = forward_branches,
     .backward_many = backward_branches,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

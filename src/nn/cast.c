@@ -3,14 +3,14 @@
 // inside it.
 #include "nn/dispatch_checks.h"
 
-// Conversion keeps the layout; on a device with host memory the layout must be logical.
-static iso_status as_type(iso_module *self, iso_dtype dtype, iso_tensor **slot,
-                          iso_tensor **between, iso_tensor *x, iso_tensor **out) {
+// Conversion keeps the layout. In host memory f64 has only the logical one.
+static iso_status as_type(iso_module *self, iso_dtype dtype, iso_tensor **slot, iso_tensor *x,
+                          iso_tensor **out) {
+    bool flat = dtype == ISO_F64 && self->device->ops->host_memory;
     *out = x;
     if (x->dtype == dtype) return ISO_OK;
-    if (self->device->ops->host_memory)
-        ISO_TRY(iso__call_layout(self, between, ISO_LAYOUT_LOGICAL, x, &x));
-    ISO_TRY(iso__call_tensor_of(self, dtype, slot, x->ndim, x->shape, x->layout));
+    ISO_TRY(iso__call_tensor_of(self, dtype, slot, x->ndim, x->shape,
+                                flat ? ISO_LAYOUT_LOGICAL : x->layout));
     *out = *slot;
     return iso_tensor_copy(x, *slot);
 }
@@ -28,12 +28,12 @@ static iso_dtype dtype_of(const iso_module *self) {
 }
 
 static iso_status forward_cast(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
-    return as_type(self, dtype_of(self), &call->out, &call->aux[0], in, out);
+    return as_type(self, dtype_of(self), &call->out, in, out);
 }
 
 static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
                                  iso_tensor **grad_in) {
-    return as_type(self, call->in->dtype, &call->grad_in, &call->aux[1], grad_out, grad_in);
+    return as_type(self, call->in->dtype, &call->grad_in, grad_out, grad_in);
 }
 
 static iso_status check_device(const iso_module *self, const iso_device *device) {
@@ -45,16 +45,15 @@ static const iso_module_ops cast_ops = {
     .forward = forward_cast,
     .backward_input = backward_input,
     .runs_on = check_device,
-    .takes_bf16 = true,
+    .takes_half = true,
     .changes_type = true,
     .keeps_parameters = true,
 };
 
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out) {
     iso_module *module;
-    ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64 || dtype == ISO_BF16, ISO_ERR_ARG,
-              "a Cast to element type %s: use f32 or f64, on a GPU also bf16",
-              iso_dtype_name(dtype));
+    ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64 || iso__is_half(dtype), ISO_ERR_ARG,
+              "a Cast to element type %s: use f32, f64, bf16 or f16", iso_dtype_name(dtype));
     ISO_TRY(iso__module_new(sizeof(cast), &cast_ops, device, &module));
     iso_status status = iso__device_check_dtype(device, dtype);
     if (status < 0) iso_module_destroy(&module);
@@ -68,12 +67,12 @@ iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out
 // A call keeps the inputs in aux[0] and the gradients of the outputs in aux[1], as the child sees
 // them. Indices pass unchanged.
 
-// An input, as bf16.
+// An input, in the type of the Autocast.
 static iso_status round_input(iso_module *self, iso__roundings *r, iso_tensor *in,
                               iso_tensor **slot, iso_tensor **x) {
     if (iso__is_index(in->dtype)) return ISO_OK;
-    if (in->dtype != ISO_F32) return as_type(self, ISO_BF16, slot, NULL, in, x);
-    ISO_TRY(iso__call_tensor_of(self, ISO_BF16, slot, in->ndim, in->shape, in->layout));
+    if (in->dtype != ISO_F32) return as_type(self, r->dtype, slot, in, x);
+    ISO_TRY(iso__call_tensor_of(self, r->dtype, slot, in->ndim, in->shape, in->layout));
     *x = *slot;
     return iso__roundings_add(r, in, *x);
 }
@@ -81,7 +80,7 @@ static iso_status round_input(iso_module *self, iso__roundings *r, iso_tensor *i
 // The inputs and all weights below at once.
 static iso_status round_all(iso_module *self, iso_call *call, const iso_tensors *in,
                             iso_tensors *x) {
-    iso__roundings r = {.device = self->device};
+    iso__roundings r = {.device = self->device, .dtype = dtype_of(self)};
     for (int i = 0; i < in->count; i++)
         ISO_TRY(round_input(self, &r, in->item[i], &call->many->aux[0][i], &x->item[i]));
     ISO_TRY(iso__roundings_add_below(&r, self->child[0]));
@@ -103,7 +102,7 @@ static iso_status autocast_forward(iso_module *self, iso_call *call, const iso_t
     out->count = y.count;
     for (int i = 0; i < y.count; i++) {
         iso_dtype given = y.item[i]->dtype, wanted = keeps || iso__is_index(given) ? given : dtype;
-        ISO_TRY(as_type(self, wanted, &call->many->out[i], NULL, y.item[i], &out->item[i]));
+        ISO_TRY(as_type(self, wanted, &call->many->out[i], y.item[i], &out->item[i]));
     }
     return ISO_OK;
 }
@@ -118,9 +117,9 @@ static iso_status round_gradients(iso_module *self, iso_call *call, const iso_te
         given = iso__call_results(child->call[child->call_depth - 1], &count);
     *g = *grad_out;
     for (int i = 0; i < grad_out->count; i++) {
-        iso_dtype dtype = i < count ? given[i]->dtype : ISO_BF16;
+        iso_dtype dtype = i < count ? given[i]->dtype : dtype_of(self);
         if (!grad_out->item[i]) continue;
-        ISO_TRY(as_type(self, dtype, &call->many->aux[1][i], NULL, grad_out->item[i], &g->item[i]));
+        ISO_TRY(as_type(self, dtype, &call->many->aux[1][i], grad_out->item[i], &g->item[i]));
     }
     return ISO_OK;
 }
@@ -133,7 +132,7 @@ static iso_status autocast_backward(iso_module *self, iso_call *call, const iso_
     ISO_TRY(iso_module_call_backward_many(self->child[0], &g, wanted, &dx));
     for (int i = 0; i < dx.count; i++)
         if (dx.item[i])
-            ISO_TRY(as_type(self, many->in.item[i]->dtype, &many->grad_in[i], NULL, dx.item[i],
+            ISO_TRY(as_type(self, many->in.item[i]->dtype, &many->grad_in[i], dx.item[i],
                             &grad_in->item[i]));
     return ISO_OK;
 }
@@ -143,13 +142,13 @@ static const iso_module_ops autocast_ops = {
     .forward_many = autocast_forward,
     .backward_many = autocast_backward,
     .runs_on = check_device,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 
 static iso_status check_autocast(const iso_module *module, iso_dtype dtype) {
     ISO_CHECK(module, ISO_ERR_ARG, "no module was given to an Autocast");
-    ISO_CHECK(dtype == ISO_BF16, ISO_ERR_ARG, "an Autocast to element type %s: use bf16",
+    ISO_CHECK(iso__is_half(dtype), ISO_ERR_ARG, "an Autocast to element type %s: use bf16 or f16",
               iso_dtype_name(dtype));
     return iso__device_check_dtype(module->device, dtype);
 }

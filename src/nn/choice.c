@@ -69,7 +69,7 @@ static const iso_module_ops choice_ops = {
     .type = "Choice",
     .forward = forward_choice,
     .backward = backward_choice,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

@@ -103,6 +103,7 @@ static const iso_module_ops concat_ops = {
     .forward_many = forward_concat,
     .backward_many = backward_concat,
     .runs_on = check_device,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 
@@ -165,6 +166,7 @@ static const iso_module_ops split_ops = {
     .forward_many = forward_split,
     .backward_many = backward_split,
     .runs_on = check_device,
+    .takes_half = true,
     .keeps_parameters = true,
     .inputs = 1,
 };

@@ -6,7 +6,8 @@ typedef struct conv2d {
     iso_module base;
     iso_conv2d_config config;     // with stride, dilation and groups filled in
     iso_parameter *weight, *bias; // bias NULL: none
-    // The parameters in bf16, for the latest bf16 forward. The weight has the layout of the output.
+    // The parameters in 16 bits, for the latest forward in these. On a device with memory of its
+    // own the weight has the layout of the output.
     iso__rounded rounded;
 } conv2d;
 
@@ -42,7 +43,8 @@ static iso_status forward_conv2d(iso_module *self, iso_call *call, iso_tensor *i
                             device->ops->preferred_layout(device, in->dtype, 4, shape)));
     *out = call->out;
     iso__values v;
-    ISO_TRY(iso__call_values(self, call->out->layout, l->weight, l->bias, &l->rounded, &v));
+    iso_layout layout = device->ops->host_memory ? ISO_LAYOUT_LOGICAL : call->out->layout;
+    ISO_TRY(iso__call_values(self, layout, l->weight, l->bias, &l->rounded, &v));
     return iso__kernels(in)->conv2d_forward(device, c, in, v.weight, v.bias, call->activation,
                                             call->out);
 }
@@ -86,7 +88,7 @@ static const iso_module_ops conv2d_ops = {
     .moved = drop_rounded,
     .destroy = drop_rounded,
     .fuses_relu = true,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

@@ -8,6 +8,7 @@ typedef struct conv_transpose2d {
     iso_conv2d_config conv; // from our output to our input
     int64_t output_padding[2];
     iso_parameter *weight, *bias; // bias NULL: none
+    iso__rounded rounded;         // of the latest forward in 16 bits
 } conv_transpose2d;
 
 static int64_t out_size(const conv_transpose2d *l, const iso_tensor *in, int axis) {
@@ -18,7 +19,7 @@ static int64_t out_size(const conv_transpose2d *l, const iso_tensor *in, int axi
 
 static iso_status forward_transposed(iso_module *self, iso_call *call, iso_tensor *in,
                                      iso_tensor **out) {
-    const conv_transpose2d *l = iso_container_of(self, conv_transpose2d, base);
+    conv_transpose2d *l = iso_container_of(self, conv_transpose2d, base);
     const iso_conv2d_config *c = &l->conv;
     if (in->ndim != 4 || in->shape[1] != c->out_channels)
         return iso__shape_error(self, in, "[N, %lld, H, W]", (long long)c->out_channels);
@@ -28,8 +29,10 @@ static iso_status forward_transposed(iso_module *self, iso_call *call, iso_tenso
     ISO_TRY(iso_call_tensor(self, &call->out, 4, shape, ISO_LAYOUT_LOGICAL));
     *out = call->out;
     const iso_kernel_ops *kernels = iso__kernels(in);
-    ISO_TRY(kernels->conv2d_backward_input(self->device, c, in, l->weight->value, call->out));
-    return l->bias ? kernels->add_bias(self->device, l->bias->value, call->out) : ISO_OK;
+    iso__values v;
+    ISO_TRY(iso__call_values(self, ISO_LAYOUT_LOGICAL, l->weight, l->bias, &l->rounded, &v));
+    ISO_TRY(kernels->conv2d_backward_input(self->device, c, in, v.weight, call->out));
+    return v.bias ? kernels->add_bias(self->device, v.bias, call->out) : ISO_OK;
 }
 
 static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
@@ -48,14 +51,19 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     const conv_transpose2d *l = iso_container_of(self, conv_transpose2d, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 4, call->in->shape, call->in->layout));
     *grad_in = call->grad_in;
-    return iso__kernels(call->in)->conv2d_forward(
-        self->device, &l->conv, grad_out, l->weight->value, NULL, ISO_ACT_NONE, call->grad_in);
+    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.values.weight);
+    return iso__kernels(call->in)->conv2d_forward(self->device, &l->conv, grad_out, w, NULL,
+                                                  ISO_ACT_NONE, call->grad_in);
 }
 
 static void tie_transposed(iso_module *self) {
     conv_transpose2d *l = iso_container_of(self, conv_transpose2d, base);
     l->weight = self->parameter[0];
     if (l->bias) l->bias = self->parameter[1];
+}
+
+static void drop_rounded(iso_module *self) {
+    iso__rounded_destroy(&iso_container_of(self, conv_transpose2d, base)->rounded);
 }
 
 static iso_status check_device(const iso_module *self, const iso_device *device) {
@@ -68,6 +76,9 @@ static const iso_module_ops conv_transpose2d_ops = {
     .backward_params = backward_params,
     .backward_input = backward_input,
     .tied = tie_transposed,
+    .moved = drop_rounded,
+    .destroy = drop_rounded,
+    .takes_half = true,
     .runs_on = check_device,
     .keeps_parameters = true,
 };

@@ -26,17 +26,17 @@ static iso_status check_indices(const iso_module *module, iso_dtype dtype) {
     return ISO_OK;
 }
 
-// Layers that set takes_bf16 accept bf16 activations although their parameters are f32.
+// Layers that set takes_half accept activations of 16 bits although their parameters are f32.
 static iso_status check_type(const iso_module *module, iso_dtype dtype) {
     char label[ISO_LABEL_ROOM];
-    bool low = dtype == ISO_BF16;
+    bool low = iso__is_half(dtype);
     ISO_TRY(check_indices(module, dtype));
     if (iso__is_index(dtype)) return ISO_OK;
     if (low) ISO_TRY(iso__device_check_dtype(module->device, dtype));
-    ISO_CHECK(!low || module->ops->takes_bf16, ISO_ERR_TYPE,
-              "%s does not take bf16: put it between an iso_cast_create to f32 and one to bf16, or "
-              "set takes_bf16 in its table",
-              iso__module_label(module, label));
+    ISO_CHECK(!low || module->ops->takes_half, ISO_ERR_TYPE,
+              "%s does not take %s: put it between an iso_cast_create to f32 and one to %s, or set "
+              "takes_half in its table",
+              iso__module_label(module, label), iso_dtype_name(dtype), iso_dtype_name(dtype));
     ISO_CHECK(!iso__has_type(module) || module->dtype == (low ? ISO_F32 : dtype), ISO_ERR_TYPE,
               "%s is %s but got %s: see iso_module_to and iso_cast_create",
               iso__module_label(module, label), iso_dtype_name(module->dtype),

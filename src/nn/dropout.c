@@ -48,14 +48,14 @@ static const iso_module_ops dropout_ops = {
     .type = "Dropout",
     .forward = forward_dropout,
     .backward_input = backward_input,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 static const iso_module_ops dropout2d_ops = {
     .type = "Dropout2d",
     .forward = forward_dropout,
     .backward_input = backward_input,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

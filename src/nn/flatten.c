@@ -51,7 +51,7 @@ static const iso_module_ops flatten_ops = {
     .type = "Flatten",
     .forward = forward_flatten,
     .backward_input = backward_input,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

@@ -26,8 +26,9 @@ static iso_status forward_group_norm(iso_module *self, iso_call *call, iso_tenso
         return iso__shape_error(self, in, "[N, %lld, ...]", (long long)c->num_channels);
     iso_tensor *x;
     ISO_TRY(iso__call_layout(self, &call->aux[0], ISO_LAYOUT_LOGICAL, in, &x));
-    ISO_TRY(iso_call_tensor(self, &call->aux[1], 2, (int64_t[]){in->shape[0] * c->num_groups, 3},
-                            ISO_LAYOUT_LOGICAL));
+    ISO_TRY(iso__call_tensor_of(self, iso__is_half(in->dtype) ? ISO_F32 : in->dtype, &call->aux[1],
+                                2, (int64_t[]){in->shape[0] * c->num_groups, 3},
+                                ISO_LAYOUT_LOGICAL));
     ISO_TRY(iso_call_tensor(self, &call->out, in->ndim, in->shape, ISO_LAYOUT_LOGICAL));
     *out = call->out;
     return iso__kernels(in)->group_norm_forward(self->device, c->num_groups, c->eps, x,
@@ -70,6 +71,7 @@ static const iso_module_ops group_norm_ops = {
     .backward_input = backward_input,
     .tied = tie_group_norm,
     .runs_on = check_device,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

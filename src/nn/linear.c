@@ -6,7 +6,7 @@ typedef struct linear {
     iso_module base;
     int64_t in_features, out_features;
     iso_parameter *weight, *bias; // bias NULL: none
-    iso__rounded rounded;         // the parameters in bf16, for the latest bf16 forward
+    iso__rounded rounded;         // the parameters in 16 bits, for the latest forward in these
 } linear;
 
 // ---- Forward ----------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ static iso_status forward_linear(iso_module *self, iso_call *call, iso_tensor *i
     coming c = {.arrival = {.wait = await_rows, .unit = pieces ? pieces->rows : 0},
                 .pieces = pieces};
     iso__arrival *arrival = pieces ? &c.arrival : NULL;
-    if (in->dtype == ISO_BF16) { // all rows are rounded at once
+    if (iso__is_half(in->dtype)) { // all rows are rounded at once
         ISO_TRY(iso__arrival_wait(arrival, l->weight->value));
         arrival = NULL;
     }
@@ -141,7 +141,7 @@ static const iso_module_ops linear_ops = {
     .destroy = drop_rounded,
     .fuses_relu = true,
     .awaits_pieces = true,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

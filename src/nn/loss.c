@@ -135,7 +135,7 @@ static iso_status check_target(const iso_loss *loss, const iso_tensor *output,
     ISO_TRY(check_output(loss, output));
     ISO_CHECK(target->device == loss->device, ISO_ERR_TYPE,
               "the loss is on another device than its targets");
-    bool below = output->dtype == ISO_BF16 && target->dtype == ISO_F32;
+    bool below = iso__is_half(output->dtype) && target->dtype == ISO_F32;
     ISO_CHECK(target->dtype == output->dtype || below, ISO_ERR_TYPE,
               "the loss expects targets of %s, the type of its input, but got %s",
               iso_dtype_name(output->dtype), iso_dtype_name(target->dtype));

@@ -46,10 +46,11 @@ iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *par
 iso__rounded *iso__linear_rounded(iso_module *module); // NULL for other modules
 iso__rounded *iso__conv2d_rounded(iso_module *module); // the same
 
-// f32 tensors of a device that are rounded to bf16 in one call.
+// f32 tensors of a device that are rounded to bf16 or f16 in one call.
 enum { ISO__ROUNDINGS = 64 };
 typedef struct iso__roundings {
     iso_device *device;
+    iso_dtype dtype;
     int count;
     iso__rounding item[ISO__ROUNDINGS];
 } iso__roundings;

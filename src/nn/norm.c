@@ -151,7 +151,7 @@ static const iso_module_ops batch_norm1d_ops = {
     .tied = batch_norm_tied,
     .destroy = batch_norm_destroy,
     .fuses_relu = true,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 static const iso_module_ops batch_norm2d_ops = {
@@ -161,7 +161,7 @@ static const iso_module_ops batch_norm2d_ops = {
     .tied = batch_norm_tied,
     .destroy = batch_norm_destroy,
     .fuses_relu = true,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 
@@ -248,7 +248,7 @@ static iso_status layer_norm_forward(iso_module *self, iso_call *call, iso_tenso
         return layer_norm_misfit(l, in);
     iso_tensor *x;
     int64_t statistics[2] = {in->count / l->size, 3};
-    iso_dtype statistics_type = in->dtype == ISO_BF16 ? ISO_F32 : in->dtype;
+    iso_dtype statistics_type = iso__is_half(in->dtype) ? ISO_F32 : in->dtype;
     ISO_TRY(iso__call_layout(self, &call->aux[0], ISO_LAYOUT_LOGICAL, in, &x));
     ISO_TRY(iso__call_tensor_of(self, statistics_type, &call->aux[1], 2, statistics,
                                 ISO_LAYOUT_LOGICAL));
@@ -294,7 +294,7 @@ static const iso_module_ops layer_norm_ops = {
     .backward_params = layer_norm_backward_params,
     .backward_input = layer_norm_backward_input,
     .tied = layer_norm_tied,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

@@ -86,7 +86,7 @@ static const iso_module_ops max_pool2d_ops = {
     .backward_input = max_backward_input,
     .fuses_relu = true,
     .relu_commutes = true,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 
@@ -110,7 +110,7 @@ static const iso_module_ops avg_pool2d_ops = {
     .type = "AvgPool2d",
     .forward = avg_forward,
     .backward_input = avg_backward_input,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 
@@ -136,7 +136,7 @@ static const iso_module_ops adaptive_avg_pool2d_ops = {
     .type = "AdaptiveAvgPool2d",
     .forward = adaptive_forward,
     .backward_input = adaptive_backward_input,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

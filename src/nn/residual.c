@@ -114,7 +114,7 @@ static const iso_module_ops residual_ops = {
     .type = "Residual",
     .forward = forward_residual,
     .backward = backward_residual,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

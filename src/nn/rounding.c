@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Parameters in the type of activations: layers keep copies in bf16 of those that are f32.
+// Parameters in the type of activations: layers keep copies in 16 bits of those that are f32.
 //
 // A layer rounds its own at each call. That is a launch for each layer, so an Autocast rounds those
 // of all layers below at once, before its forward begins, together with its input. A layer takes
@@ -12,7 +12,7 @@ iso_status iso__roundings_flush(iso__roundings *r) {
     int count = r->count;
     r->count = 0;
     if (count == 0) return ISO_OK;
-    return r->device->kernels[ISO_BF16]->round_many(r->device, count, r->item);
+    return r->device->kernels[r->dtype]->round_many(r->device, count, r->item);
 }
 
 iso_status iso__roundings_add(iso__roundings *r, const iso_tensor *from, iso_tensor *to) {
@@ -27,21 +27,22 @@ static iso__rounded *rounded_of(iso_module *module) {
 }
 
 // Whether the copy that an earlier call left still has the right shape and type.
-static bool may_take(const iso_parameter *parameter, const iso_tensor *low) {
-    return low && low->dtype == ISO_BF16 && parameter->value->dtype == ISO_F32 &&
+static bool may_take(iso_dtype type, const iso_parameter *parameter, const iso_tensor *low) {
+    return low && low->dtype == type && parameter->value->dtype == ISO_F32 &&
            iso__tensor_same_shape(parameter->value, low);
 }
 
 // parameter[]: weight, then bias if there is one.
-static bool can_round(const iso_module *module, const iso__rounded *rounded) {
-    if (module->activations != ISO_BF16) return false; // its last call was not in bf16
-    if (!may_take(module->parameter[0], rounded->values.weight)) return false;
-    return module->parameter_count == 1 || may_take(module->parameter[1], rounded->values.bias);
+static bool can_round(iso_dtype type, const iso_module *module, const iso__rounded *rounded) {
+    if (module->activations != type) return false; // its last call was in another
+    if (!may_take(type, module->parameter[0], rounded->values.weight)) return false;
+    return module->parameter_count == 1 ||
+           may_take(type, module->parameter[1], rounded->values.bias);
 }
 
 static iso_status add_layer(iso__roundings *r, iso_module *module) {
     iso__rounded *rounded = rounded_of(module);
-    if (!rounded || rounded->ready || !can_round(module, rounded)) return ISO_OK;
+    if (!rounded || rounded->ready || !can_round(r->dtype, module, rounded)) return ISO_OK;
     iso_tensor *const low[] = {rounded->values.weight, rounded->values.bias};
     for (int i = 0; i < module->parameter_count; i++)
         ISO_TRY(iso__roundings_add(r, module->parameter[i]->value, low[i]));

@@ -64,7 +64,7 @@ static const iso_module_ops sequential_ops = {
     .type = "Sequential",
     .forward_many = forward_sequential,
     .backward_many = backward_sequential,
-    .takes_bf16 = true,
+    .takes_half = true,
     .keeps_parameters = true,
 };
 

@@ -365,7 +365,7 @@ const iso_module_ops iso__data_parallel_ops = {
     .backward_many = backward_wrapped,
     .train = change_mode,
     .destroy = destroy_wrapper,
-    .takes_bf16 = true,
+    .takes_half = true,
     .moves_inputs = true,
 };
 

@@ -203,7 +203,8 @@ iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to) {
 }
 
 iso_status iso_tensor_scale(iso_tensor *tensor, double factor) {
-    ISO_CHECK(tensor->dtype != ISO_BF16, ISO_ERR_UNSUPPORTED, "a tensor of bf16 cannot be scaled");
+    ISO_CHECK(!iso__is_half(tensor->dtype), ISO_ERR_UNSUPPORTED, "a tensor of %s cannot be scaled",
+              iso_dtype_name(tensor->dtype));
     ISO_TRY(iso__device_check_dtype(tensor->device, tensor->dtype));
     ISO_CHECK(tensor->layout == ISO_LAYOUT_LOGICAL, ISO_ERR_UNSUPPORTED,
               "a tensor in a device's blocked layout cannot be scaled: copy it to a logical one");

@@ -27,6 +27,7 @@ static const char usage[] =
     "  --tuned          kernels that are the fastest in a first step, not the rule's\n"
     "  --device NAME    cpu, cuda (ranks of a host take its GPUs in turn) or cuda:N (cpu)\n"
     "  --math MODE      products: f32, tf32 or bf16; on a GPU bf16 is of activations too (f32)\n"
+    "  --autocast TYPE  activations: none, bf16 or on a CPU f16 (none)\n"
     "  --graphs MODE    whether steps of a GPU run as CUDA graphs: on or off\n"
     "  --wire NAME      how gradients travel: a communication hook (f32); powersgd begins at once\n"
     "--model, --batch, --math, --graphs and --wire take lists too (64,256): every combination is "
@@ -94,6 +95,8 @@ static bool set_other(bench_options *o, int letter, const char *text) {
         o->table = text;
     else if (letter == 'v')
         o->device = text;
+    else if (letter == 'A')
+        o->autocast = text;
     else
         return false;
     return true;
@@ -109,6 +112,9 @@ static void check(const bench_plan *plan) {
     for (int i = 0; i < plan->batch.count; i++) whole("--batch", plan->batch.value[i], 1e6);
     for (int i = 0; i < plan->graphs.count; i++)
         if (!is_switch(plan->graphs.value[i])) bench_usage(usage, "--graphs takes on or off");
+    if (strcmp(plan->base.autocast, "none") != 0 && strcmp(plan->base.autocast, "bf16") != 0 &&
+        strcmp(plan->base.autocast, "f16") != 0)
+        bench_usage(usage, "--autocast takes none, bf16 or f16");
     if (plan->base.breakdown && strcmp(plan->base.device, "cpu") != 0)
         bench_usage(usage, "--breakdown is of the CPU's kernels");
 }
@@ -116,6 +122,7 @@ static void check(const bench_plan *plan) {
 bench_plan bench_parse(int argc, char **argv) {
     bench_plan plan = {.base = {.progress = "auto",
                                 .device = "cpu",
+                                .autocast = "none",
                                 .steps = 50,
                                 .warmup = 10,
                                 .threads = 1,
@@ -126,16 +133,25 @@ bench_plan bench_parse(int argc, char **argv) {
                        .math = {{"f32"}, 1},
                        .graphs = {{NULL}, 1},
                        .wire = {{"f32"}, 1}};
-    static const struct option known[] = {
-        {"model", required_argument, NULL, 'm'},    {"batch", required_argument, NULL, 'b'},
-        {"steps", required_argument, NULL, 'n'},    {"warmup", required_argument, NULL, 'w'},
-        {"sync", required_argument, NULL, 's'},     {"report-hidden", no_argument, NULL, 'h'},
-        {"progress", required_argument, NULL, 'p'}, {"bucket-mb", required_argument, NULL, 'k'},
-        {"threads", required_argument, NULL, 't'},  {"breakdown", no_argument, NULL, 'd'},
-        {"tuned", no_argument, NULL, 'u'},          {"table", required_argument, NULL, 'T'},
-        {"piece-mb", required_argument, NULL, 'i'}, {"device", required_argument, NULL, 'v'},
-        {"math", required_argument, NULL, 'a'},     {"graphs", required_argument, NULL, 'g'},
-        {"wire", required_argument, NULL, 'W'},     {NULL, 0, NULL, 0}};
+    static const struct option known[] = {{"model", required_argument, NULL, 'm'},
+                                          {"batch", required_argument, NULL, 'b'},
+                                          {"steps", required_argument, NULL, 'n'},
+                                          {"warmup", required_argument, NULL, 'w'},
+                                          {"sync", required_argument, NULL, 's'},
+                                          {"report-hidden", no_argument, NULL, 'h'},
+                                          {"progress", required_argument, NULL, 'p'},
+                                          {"bucket-mb", required_argument, NULL, 'k'},
+                                          {"threads", required_argument, NULL, 't'},
+                                          {"breakdown", no_argument, NULL, 'd'},
+                                          {"tuned", no_argument, NULL, 'u'},
+                                          {"table", required_argument, NULL, 'T'},
+                                          {"piece-mb", required_argument, NULL, 'i'},
+                                          {"device", required_argument, NULL, 'v'},
+                                          {"math", required_argument, NULL, 'a'},
+                                          {"graphs", required_argument, NULL, 'g'},
+                                          {"autocast", required_argument, NULL, 'A'},
+                                          {"wire", required_argument, NULL, 'W'},
+                                          {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;)
         if (!set_list(&plan, c, optarg) && !set_number(&plan.base, c, optarg) &&
             !set_other(&plan.base, c, optarg))

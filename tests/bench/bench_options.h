@@ -10,6 +10,7 @@
 // Of one measurement.
 typedef struct bench_options {
     const char *model, *progress, *device, *math;
+    const char *autocast; // "none", "bf16", "f16"
     int batch, steps, warmup, threads;
     iso_sync sync;
     bool report_hidden, breakdown, tuned;

@@ -83,8 +83,10 @@ static void make_replica(bench *b, iso_sync sync) {
     iso_module *model;
     iso_optimizer *sgd;
     bench_require(model_create(b->o->model, b->on.device, &shape, false, &rng, &model));
-    if (b->on.beside && strcmp(b->o->math, "bf16") == 0) {
-        bench_require(iso_autocast_create_take(model, ISO_BF16, &model));
+    bool rounds = b->on.beside && strcmp(b->o->math, "bf16") == 0;
+    if (rounds || strcmp(b->o->autocast, "none") != 0) {
+        iso_dtype half = strcmp(b->o->autocast, "f16") == 0 ? ISO_F16 : ISO_BF16;
+        bench_require(iso_autocast_create_take(model, half, &model));
         bench_require(iso_autocast_keep_output(model, true));
     }
     bench_require(iso_optimizer_create(ISO_SGD, model, &hyper, &sgd));
@@ -276,12 +278,12 @@ static void report(bench *b) {
     bench_require(iso_comm_allreduce_f64(b->comm, worst, 3, ISO_MAX));
     if (iso_comm_rank(b->comm) == 0)
         printf("{\"bench\": \"step\", \"model\": \"%s\", \"wire\": \"%s\", \"batch\": %d, "
-               "\"ranks\": %d, "
+               "\"ranks\": %d, \"autocast\": \"%s\", "
                "\"threads\": %d, "
                "\"progress\": \"%s\", \"exchange_alone_ms\": %.3f, \"allocations\": %.0f, "
                "\"primitives\": %.0f, "
                "\"peak_rss_mb\": %.1f",
-               o->model, o->wire, o->batch, iso_comm_size(b->comm), o->threads,
+               o->model, o->wire, o->batch, iso_comm_size(b->comm), o->autocast, o->threads,
                iso_progress_name(iso_comm_progress(b->comm)), b->exchange_ms, worst[0], worst[1],
                worst[2]);
     if (b->on.beside) report_device(b);

@@ -3,13 +3,16 @@
 // that know what they should hold.
 #include "common/device_fixture.h"
 
+#include "base/half.h"
+
 #include <math.h>
 #include <string.h>
 
 static void on_each_type(iso_device *device, bool low, void (*body)(const target *on)) {
-    static const iso_dtype types[] = {ISO_F32, ISO_F64, ISO_BF16};
+    static const iso_dtype types[] = {ISO_F32, ISO_F64, ISO_BF16, ISO_F16};
     for (int i = 0; i < COUNT(types); i++) {
-        if (types[i] == ISO_BF16 && (!low || device->ops->host_memory)) continue;
+        if (iso__is_half(types[i]) && !low) continue;
+        if (types[i] == ISO_F16 && !device->ops->host_memory) continue;
         cr_assert(device->kernels[types[i]], "%s does not compute in %s",
                   iso_device_describe(device), iso_dtype_name(types[i]));
         body(&(target){device, types[i], device->kernels[types[i]]});
@@ -38,7 +41,7 @@ void on_each_target(void (*body)(const target *on)) { on_targets(false, body); }
 void on_each_activation_target(void (*body)(const target *on)) { on_targets(true, body); }
 
 target parameter_target(const target *on) {
-    iso_dtype dtype = on->dtype == ISO_BF16 ? ISO_F32 : on->dtype;
+    iso_dtype dtype = iso__is_half(on->dtype) ? ISO_F32 : on->dtype;
     return (target){on->device, dtype, on->device->kernels[dtype]};
 }
 
@@ -69,6 +72,7 @@ uint16_t bf16_nearest(double value) {
 
 static double number(const iso_tensor *t, const void *host, int64_t i) {
     if (t->dtype == ISO_BF16) return bf16_value(((const uint16_t *)host)[i]);
+    if (t->dtype == ISO_F16) return (double)iso__of_f16(((const uint16_t *)host)[i]);
     return t->dtype == ISO_F64 ? ((const double *)host)[i] : (double)((const float *)host)[i];
 }
 
@@ -77,6 +81,8 @@ static void set_number(const iso_tensor *t, void *host, int64_t i, double value)
         ((double *)host)[i] = value;
     else if (t->dtype == ISO_BF16)
         ((uint16_t *)host)[i] = bf16_nearest(value);
+    else if (t->dtype == ISO_F16)
+        ((uint16_t *)host)[i] = (uint16_t)iso__f16_of((float)value);
     else
         ((float *)host)[i] = (float)value;
 }
@@ -137,19 +143,24 @@ void pair_read(pair *p) {
 }
 
 // Channels that only fill a block are zero: as many numbers differ from zero as in logical order.
-static void check_padding(iso_device *device, iso_tensor *t, const float *logical) {
+static void check_padding(iso_device *device, iso_tensor *t, const void *logical) {
     if (t->layout == ISO_LAYOUT_LOGICAL || !device->ops->host_memory) return;
     size_t bytes = device->ops->storage_bytes(device, t->dtype, t->ndim, t->shape, t->layout);
-    int64_t stored = 0, wanted = 0;
-    for (size_t i = 0; i < bytes / sizeof(float); i++) stored += ((float *)t->data)[i] != 0;
-    for (int64_t i = 0; i < t->count; i++) wanted += logical[i] != 0;
+    int64_t stored = 0, wanted = 0, places = (int64_t)(bytes / iso_dtype_size(t->dtype));
+    for (int64_t i = 0; i < places; i++) stored += number(t, t->data, i) != 0;
+    for (int64_t i = 0; i < t->count; i++) wanted += number(t, logical, i) != 0;
     cr_assert(stored == wanted, "padding of a blocked tensor is not zero");
+}
+
+// Half of the last digit, relative to the number.
+static double rounding_of(iso_dtype dtype) {
+    return dtype == ISO_BF16 ? 0x1p-8 : dtype == ISO_F16 ? 0x1p-11 : 0;
 }
 
 void check_pair(const target *on, pair *p, double tolerance, const char *what) {
     void *host;
     OK(iso_tensor_map(p->t, ISO_READ, &host));
-    double largest = 1, worst = 0, rounding = p->t->dtype == ISO_BF16 ? 0x1p-8 : 0;
+    double largest = 1, worst = 0, rounding = rounding_of(p->t->dtype);
     if (on->dtype == ISO_F64) tolerance *= 1e-7;
     tolerance *= 1 + rounding;
     for (int64_t i = 0; i < p->t->count; i++) {

@@ -2,6 +2,7 @@
 # What several tests share: the double-precision oracle, gradient checks, fixtures.
 tests_common_libiso_testcommon_la_SOURCES =
 tests_common_libiso_testcommon_la_SOURCES += tests/common/mpi_fixture.c tests/common/mpi_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/autocast_fixture.c tests/common/autocast_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/fixture.c tests/common/fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/half_values.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/balance.c tests/common/balance.h

@@ -55,25 +55,13 @@ UNIT_TESTS += tests/gpu/cuda_bf16.unit
 tests_gpu_cuda_bf16_unit_SOURCES = tests/gpu/test_cuda_bf16.c
 GPU_TESTS += tests/gpu/cuda_loss_bf16.unit
 UNIT_TESTS += tests/gpu/cuda_loss_bf16.unit
-tests_gpu_cuda_loss_bf16_unit_SOURCES = tests/gpu/test_cuda_loss_bf16.c tests/gpu/autocast_fixture.c tests/gpu/autocast_fixture.h
+tests_gpu_cuda_loss_bf16_unit_SOURCES = tests/gpu/test_cuda_loss_bf16.c
 GPU_TESTS += tests/gpu/cuda_rows_bf16.unit
 UNIT_TESTS += tests/gpu/cuda_rows_bf16.unit
-tests_gpu_cuda_rows_bf16_unit_SOURCES = tests/gpu/test_cuda_rows_bf16.c tests/gpu/autocast_fixture.c tests/gpu/autocast_fixture.h
-GPU_TESTS += tests/gpu/gpu_autocast.unit
-UNIT_TESTS += tests/gpu/gpu_autocast.unit
-tests_gpu_gpu_autocast_unit_SOURCES = tests/gpu/test_gpu_autocast.c tests/gpu/autocast_fixture.c tests/gpu/autocast_fixture.h
+tests_gpu_cuda_rows_bf16_unit_SOURCES = tests/gpu/test_cuda_rows_bf16.c
 GPU_TESTS += tests/gpu/gpu_tuples.unit
 UNIT_TESTS += tests/gpu/gpu_tuples.unit
-tests_gpu_gpu_tuples_unit_SOURCES = tests/gpu/test_gpu_tuples.c tests/gpu/autocast_fixture.c tests/gpu/autocast_fixture.h
-GPU_TESTS += tests/gpu/gpu_autocast_layers.unit
-UNIT_TESTS += tests/gpu/gpu_autocast_layers.unit
-tests_gpu_gpu_autocast_layers_unit_SOURCES = tests/gpu/test_gpu_autocast_layers.c tests/gpu/autocast_fixture.c tests/gpu/autocast_fixture.h
-GPU_TESTS += tests/gpu/gpu_autocast_rounding.unit
-UNIT_TESTS += tests/gpu/gpu_autocast_rounding.unit
-tests_gpu_gpu_autocast_rounding_unit_SOURCES = tests/gpu/test_gpu_autocast_rounding.c tests/gpu/autocast_fixture.c tests/gpu/autocast_fixture.h
-GPU_TESTS += tests/gpu/gpu_autocast_ranks.mpi
-MPI_TESTS += tests/gpu/gpu_autocast_ranks.mpi
-tests_gpu_gpu_autocast_ranks_mpi_SOURCES = tests/gpu/test_gpu_autocast_ranks.c
+tests_gpu_gpu_tuples_unit_SOURCES = tests/gpu/test_gpu_tuples.c
 GPU_TESTS += tests/gpu/gpu_channels_last.unit
 UNIT_TESTS += tests/gpu/gpu_channels_last.unit
 tests_gpu_gpu_channels_last_unit_SOURCES = tests/gpu/test_gpu_channels_last.c
@@ -101,7 +89,8 @@ tests_gpu_gpu_own_arrays_mpi_SOURCES = tests/gpu/test_gpu_own_arrays.c
 GPU_TESTS += tests/gpu/gpu_updates.mpi
 MPI_TESTS += tests/gpu/gpu_updates.mpi
 tests_gpu_gpu_updates_mpi_SOURCES = tests/gpu/test_gpu_updates.c
-GPU_CONFORMANCE = tests/unit/device.unit tests/unit/device_activation.unit tests/unit/device_conv.unit \
+GPU_CONFORMANCE = tests/unit/autocast.unit tests/unit/autocast_layers.unit tests/unit/autocast_rounding.unit \
+    tests/mpi/autocast_ranks.mpi tests/unit/device.unit tests/unit/device_activation.unit tests/unit/device_conv.unit \
     tests/unit/device_loss.unit tests/unit/device_norm.unit tests/unit/device_pool.unit tests/unit/device_update.unit \
     tests/unit/loader.unit tests/unit/module_move.unit tests/mpi/move_inputs.mpi
 # Tests of training that take their device from ISO_TEST_DEVICE, which they need then.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Losses of bf16 on a GPU: those of the same numbers in f32, with gradients that are rounded.
-#include "gpu/autocast_fixture.h"
+#include "common/autocast_fixture.h"
 #include "common/balance.h"
 
 #include <math.h>

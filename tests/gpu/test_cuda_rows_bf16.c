@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Softmax and layer norm of bf16 on a GPU: rows that are read 16 bytes at a time, and the same rows
 // in memory that does not allow that.
-#include "gpu/autocast_fixture.h"
+#include "common/autocast_fixture.h"
 #include "common/balance.h"
 
 #include <math.h>

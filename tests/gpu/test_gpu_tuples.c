@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Several inputs and outputs on a GPU: an Autocast converts each of them, and indices pass it.
 #include "common/balance.h"
-#include "gpu/autocast_fixture.h"
+#include "common/autocast_fixture.h"
 #include "nn/nn_impl.h"
 
 #include <stdlib.h>
@@ -35,13 +35,13 @@ Test(gpu_tuples, autocast_converts_each_tensor) {
     iso_tensors in = {.count = 2}, g = {.count = 2}, out, dx;
     for (int i = 0; i < 2; i++) {
         linear[i] = new_linear(on.device, IN, OUT, (uint64_t)(3 + i));
-        alone[i] = with_autocast(new_linear(on.device, IN, OUT, (uint64_t)(3 + i)));
+        alone[i] = with_autocast(new_linear(on.device, IN, OUT, (uint64_t)(3 + i)), ISO_BF16);
         x[i] = pair_2d(&on, ROWS, IN);
         dy[i] = pair_2d(&on, ROWS, OUT);
         in.item[i] = x[i].t;
         g.item[i] = copy_of(dy[i].t);
     }
-    iso_module *net = with_autocast(new_branches(on.device, linear[0], linear[1]));
+    iso_module *net = with_autocast(new_branches(on.device, linear[0], linear[1]), ISO_BF16);
     OK(iso_module_forward_many(net, &in, &out));
     cr_assert_eq(net->child[0]->call[0]->many->in.item[1]->dtype, ISO_BF16);
     OK(iso_module_backward_many(net, &g, ISO_WANT_ALL, &dx));
@@ -70,7 +70,7 @@ static iso_status pass_on(iso_module *self, iso_call *call, const iso_tensors *i
 }
 static const iso_module_ops passing_ops = {.type = "Passing",
                                            .forward_many = pass_on,
-                                           .takes_bf16 = true,
+                                           .takes_half = true,
                                            .takes_indices = true,
                                            .inputs = 1};
 
@@ -80,7 +80,7 @@ Test(gpu_tuples, autocast_passes_indices) {
     iso_module *passing = calloc(1, sizeof(*passing));
     OK(iso_module_init(passing, &passing_ops, on.device));
     iso_module *net =
-        with_autocast(new_branches(on.device, passing, new_linear(on.device, IN, OUT, 3)));
+        with_autocast(new_branches(on.device, passing, new_linear(on.device, IN, OUT, 3)), ISO_BF16);
     pair x = pair_2d(&on, ROWS, IN), dy = pair_2d(&on, ROWS, OUT);
     iso_tensors in = {.count = 2, .item = {NULL, x.t}}, out, dx;
     iso_tensors g = {.count = 2, .item = {NULL, dy.t}}, indices = {.count = 1};

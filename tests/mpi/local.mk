@@ -4,6 +4,8 @@
 #   tests_mpi_NAME_mpi_SOURCES = tests/mpi/test_NAME.c
 MPI_TESTS = tests/mpi/comm.mpi
 tests_mpi_comm_mpi_SOURCES = tests/mpi/test_comm.c
+MPI_TESTS += tests/mpi/autocast_ranks.mpi
+tests_mpi_autocast_ranks_mpi_SOURCES = tests/mpi/test_autocast_ranks.c
 MPI_TESTS += tests/mpi/part_of_job.mpi
 tests_mpi_part_of_job_mpi_SOURCES = tests/mpi/test_part_of_job.c
 MPI_TESTS += tests/mpi/clip.mpi

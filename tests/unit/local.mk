@@ -2,6 +2,14 @@
 # Tests of one process. For each: UNIT_TESTS += tests/unit/NAME.unit, and
 #   tests_unit_NAME_unit_SOURCES = tests/unit/test_NAME.c
 UNIT_TESTS =
+UNIT_TESTS += tests/unit/autocast.unit
+tests_unit_autocast_unit_SOURCES = tests/unit/test_autocast.c
+UNIT_TESTS += tests/unit/autocast_kinds.unit
+tests_unit_autocast_kinds_unit_SOURCES = tests/unit/test_autocast_kinds.c
+UNIT_TESTS += tests/unit/autocast_layers.unit
+tests_unit_autocast_layers_unit_SOURCES = tests/unit/test_autocast_layers.c
+UNIT_TESTS += tests/unit/autocast_rounding.unit
+tests_unit_autocast_rounding_unit_SOURCES = tests/unit/test_autocast_rounding.c
 UNIT_TESTS += tests/unit/optim.unit
 tests_unit_optim_unit_SOURCES = tests/unit/test_optim.c
 UNIT_TESTS += tests/unit/optim_small.unit

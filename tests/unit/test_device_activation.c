@@ -26,10 +26,10 @@ static void set(pair *p, int64_t i, double value) { pair_set(p, i, (double)(floa
 
 // ---- Functions ----------------------------------------------------------------------------------
 
-// In bf16 a backward that starts from the output sees a rounded one.
+// In 16 bits a backward that starts from the output sees a rounded one.
 static double slope(const target *on, function f, double x, double y) {
-    if (on->dtype == ISO_BF16 && f.kind == ISO__TANH) return 1 - y * y;
-    if (on->dtype == ISO_BF16 && f.kind == ISO__SIGMOID) return y * (1 - y);
+    if (iso__is_half(on->dtype) && f.kind == ISO__TANH) return 1 - y * y;
+    if (iso__is_half(on->dtype) && f.kind == ISO__SIGMOID) return y * (1 - y);
     return oracle_unary_slope(f.kind, f.alpha, x);
 }
 

@@ -2,6 +2,7 @@
 // Convolutions of every device and set of kernels against the double-precision oracle.
 #include "common/balance.h"
 #include "common/device_fixture.h"
+#include "device/cpu/cpu_impl.h"
 #include "common/oracle.h"
 
 TestSuite(device_conv, .timeout = 120, .fini = balance_check);
@@ -63,15 +64,16 @@ typedef struct conv_pairs {
     pair x, w, b, y;
 } conv_pairs;
 
-// combination: bit 0 layout of x, bit 1 layout of y.
-static conv_pairs conv_create(const target *on, const oracle_conv *c, int combination) {
+// combination: bit 0 layout of x, bit 1 layout of y. of: the type of w and b.
+static conv_pairs conv_create(const target *on, const target *of, const oracle_conv *c,
+                              int combination) {
     int64_t groups = c->groups ? c->groups : 1;
     int64_t weights[] = {c->out, c->in / groups, c->kernel[0], c->kernel[1]};
     return (conv_pairs){
         .config = config_of(c),
         .x = pair_4d(on, c->rows, c->in, c->height, c->width, layouts[combination & 1]),
-        .w = pair_create(on, 4, weights, ISO_LAYOUT_LOGICAL, 1000),
-        .b = pair_1d(on, c->out),
+        .w = pair_create(of, 4, weights, ISO_LAYOUT_LOGICAL, 1000),
+        .b = pair_1d(of, c->out),
         .y = pair_4d(on, c->rows, c->out, oracle_conv_height(c), oracle_conv_width(c),
                      layouts[combination >> 1])};
 }
@@ -83,14 +85,30 @@ static void conv_destroy(conv_pairs *p) {
     pair_destroy(&p->y);
 }
 
-static void on_each_conv(const target *on,
-                         void (*body)(const target *, const oracle_conv *, conv_pairs *)) {
+static void try_convs(const target *on, bool gradients,
+                      void (*body)(const target *, const oracle_conv *, conv_pairs *)) {
+    // All layouts in f32, none blocked in f64, and all or none of them in 16 bits.
+    const int step = on->dtype == ISO_F32 ? 1 : 3, end = on->dtype == ISO_F64 ? 1 : 4;
+    target parameters = parameter_target(on);
     for (int i = 0; i < COUNT(convs); i++)
-        for (int combination = 0; combination < (on->dtype == ISO_F32 ? 4 : 1); combination++) {
-            conv_pairs p = conv_create(on, &convs[i], combination);
+        for (int combination = 0; combination < end; combination += step) {
+            conv_pairs p = conv_create(on, gradients ? &parameters : on, &convs[i], combination);
             body(on, &convs[i], &p);
             conv_destroy(&p);
         }
+}
+
+// gradients: w and b are gradients of parameters. On the CPU, bf16 by the rule and wherever the
+// processor has it; GPUs have tests of their own for 16 bits.
+static void on_each_conv(const target *on, bool gradients,
+                         void (*body)(const target *, const oracle_conv *, conv_pairs *)) {
+    bool half = iso__is_half(on->dtype);
+    if (half && !on->device->ops->host_memory) return;
+    try_convs(on, gradients, body);
+    if (on->dtype != ISO_BF16 || !iso__cpu_of(on->device)->onednn) return;
+    iso__cpu_of(on->device)->bf16_always = true;
+    try_convs(on, gradients, body);
+    iso__cpu_of(on->device)->bf16_always = false;
 }
 
 static void one_conv_forward(const target *on, const oracle_conv *c, conv_pairs *p) {
@@ -102,8 +120,8 @@ static void one_conv_forward(const target *on, const oracle_conv *c, conv_pairs 
         check_pair(on, &p->y, CONV_TOLERANCE, "conv2d output");
     }
 }
-static void conv_forward(const target *on) { on_each_conv(on, one_conv_forward); }
-Test(device_conv, conv2d_forward_matches_the_oracle) { on_each_target(conv_forward); }
+static void conv_forward(const target *on) { on_each_conv(on, false, one_conv_forward); }
+Test(device_conv, conv2d_forward_matches_the_oracle) { on_each_activation_target(conv_forward); }
 
 static void one_conv_params(const target *on, const oracle_conv *c, conv_pairs *p) {
     for (int flags = 0; flags < 16; flags++) {
@@ -119,8 +137,10 @@ static void one_conv_params(const target *on, const oracle_conv *c, conv_pairs *
         check_pair(on, &p->b, CONV_TOLERANCE, "conv2d bias gradient");
     }
 }
-static void conv_params(const target *on) { on_each_conv(on, one_conv_params); }
-Test(device_conv, conv2d_backward_params_match_the_oracle) { on_each_target(conv_params); }
+static void conv_params(const target *on) { on_each_conv(on, true, one_conv_params); }
+Test(device_conv, conv2d_backward_params_match_the_oracle) {
+    on_each_activation_target(conv_params);
+}
 
 static void one_conv_input(const target *on, const oracle_conv *c, conv_pairs *p) {
     zero(&p->x);
@@ -128,5 +148,7 @@ static void one_conv_input(const target *on, const oracle_conv *c, conv_pairs *p
     oracle_conv2d_backward(c, NULL, p->w.d, p->y.d, NULL, NULL, p->x.d);
     check_pair(on, &p->x, CONV_TOLERANCE, "conv2d input gradient");
 }
-static void conv_input(const target *on) { on_each_conv(on, one_conv_input); }
-Test(device_conv, conv2d_backward_input_matches_the_oracle) { on_each_target(conv_input); }
+static void conv_input(const target *on) { on_each_conv(on, false, one_conv_input); }
+Test(device_conv, conv2d_backward_input_matches_the_oracle) {
+    on_each_activation_target(conv_input);
+}

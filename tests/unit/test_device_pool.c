@@ -84,7 +84,7 @@ static void one_max_pool(const target *on, const iso_pool2d_config *c, pool_pair
     free(winner);
 }
 static void max_pools(const target *on) { on_each_window(on, one_max_pool); }
-Test(device_pool, first_maximum_of_a_window_wins) { on_each_target(max_pools); }
+Test(device_pool, first_maximum_of_a_window_wins) { on_each_activation_target(max_pools); }
 
 // Zeros in the padding would win.
 static void one_negative_pool(const target *on, const iso_pool2d_config *c, pool_pairs *p) {
@@ -94,7 +94,7 @@ static void one_negative_pool(const target *on, const iso_pool2d_config *c, pool
     check_pair(on, &p->y, 0, "max pool of negative numbers");
 }
 static void negative_pools(const target *on) { on_each_window(on, one_negative_pool); }
-Test(device_pool, padding_is_never_the_maximum) { on_each_target(negative_pools); }
+Test(device_pool, padding_is_never_the_maximum) { on_each_activation_target(negative_pools); }
 
 static void pool_of_nan(const target *on) {
     for (int l = 0; l < 2; l++)
@@ -110,7 +110,7 @@ static void pool_of_nan(const target *on) {
             pair_destroy(&x), pair_destroy(&y);
         }
 }
-Test(device_pool, pooling_does_not_hide_a_nan) { on_each_target(pool_of_nan); }
+Test(device_pool, pooling_does_not_hide_a_nan) { on_each_activation_target(pool_of_nan); }
 
 // ---- Averages -----------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ static void one_avg_pool(const target *on, const iso_pool2d_config *c, pool_pair
     check_pair(on, &p->dx, 1e-6, "average pool input gradient");
 }
 static void avg_pools(const target *on) { on_each_window(on, one_avg_pool); }
-Test(device_pool, averages_match_the_oracle) { on_each_target(avg_pools); }
+Test(device_pool, averages_match_the_oracle) { on_each_activation_target(avg_pools); }
 
 // The mean of everything, the same size, sizes that divide and that do not, larger than the input.
 static void adaptive_pools(const target *on) {
@@ -140,4 +140,4 @@ static void adaptive_pools(const target *on) {
         pairs_destroy(&p);
     }
 }
-Test(device_pool, adaptive_averages_match_the_oracle) { on_each_target(adaptive_pools); }
+Test(device_pool, adaptive_averages_match_the_oracle) { on_each_activation_target(adaptive_pools); }

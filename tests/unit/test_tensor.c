@@ -4,6 +4,7 @@
 #include "device/device_impl.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 static iso_device *device;
@@ -215,9 +216,55 @@ Test(tensor, copies_between_f32_and_f64_round) {
     iso_tensor_destroy(&wide);
 }
 
+// Ties go to the even number: 1 + 2^-8 lies between two of bf16, and 1 + 2^-11 between two of f16.
+Test(tensor, f32_becomes_16_bits_and_back) {
+    static const float given[6] = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, 1 + 0x1p-11f, 65520, 0x1p-25f, -3};
+    static const float bf16[6] = {1, 1 + 0x1p-6f, 1, 65536, 0x1p-25f, -3};
+    static const float f16[6] = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, 1, INFINITY, 0, -3};
+    const iso_dtype types[] = {ISO_BF16, ISO_F16};
+    iso_tensor *x = create(1, (int64_t[]){6}), *low, *wide, *back = create(1, (int64_t[]){6});
+    memcpy(iso_tensor_data(x), given, sizeof(given));
+    OK(iso_tensor_create(device, ISO_F64, 1, (int64_t[]){6}, &wide));
+    for (int i = 0; i < 2; i++) {
+        const float *want = i ? f16 : bf16;
+        OK(iso_tensor_create(device, types[i], 1, (int64_t[]){6}, &low));
+        OK(iso_tensor_copy(x, low));
+        OK(iso_tensor_copy(low, back));
+        cr_assert(memcmp(iso_tensor_data(back), want, sizeof(given)) == 0);
+        OK(iso_tensor_copy(low, wide));
+        for (int k = 0; k < 6; k++) cr_assert(((double *)iso_tensor_data(wide))[k] == want[k]);
+        OK(iso_tensor_fill(low, 0.1));
+        OK(iso_tensor_copy(low, back));
+        cr_assert(((float *)iso_tensor_data(back))[5] == (i ? 0.0999755859375f : 0.10009765625f));
+        iso_tensor_destroy(&low);
+    }
+    iso_tensor_destroy(&x), iso_tensor_destroy(&back), iso_tensor_destroy(&wide);
+}
+
+// Type and layout change at once, and a last block that is not full.
+Test(tensor, types_change_between_layouts) {
+    const int64_t shape[4] = {2, 21, 3, 2};
+    const iso_dtype types[] = {ISO_F64, ISO_BF16, ISO_F16};
+    iso_tensor *x = create(4, shape), *blocked = create(4, shape), *back = create(4, shape), *t;
+    float *values = iso_tensor_data(x);
+    for (int i = 0; i < 2 * 21 * 3 * 2; i++) values[i] = (float)(i - 100);
+    OK(iso_tensor_resize(blocked, 4, shape, ISO_LAYOUT_BLOCKED));
+    OK(iso_tensor_copy(x, blocked));
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 2; k++) {
+            OK(iso_tensor_create(device, types[i], 4, shape, &t));
+            OK(iso_tensor_resize(t, 4, shape, k ? ISO_LAYOUT_BLOCKED : ISO_LAYOUT_LOGICAL));
+            OK(iso_tensor_copy(k ? x : blocked, t));
+            OK(iso_tensor_copy(t, back));
+            cr_assert(memcmp(iso_tensor_data(back), values, sizeof(float) * 252) == 0);
+            iso_tensor_destroy(&t);
+        }
+    iso_tensor_destroy(&x), iso_tensor_destroy(&blocked), iso_tensor_destroy(&back);
+}
+
 Test(tensor, copies_between_shapes_or_odd_types_are_refused) {
     iso_tensor *a = create(2, (int64_t[]){2, 3}), *b = create(2, (int64_t[]){3, 2}), *c;
-    OK(iso_tensor_create(device, ISO_BF16, 2, (int64_t[]){2, 3}, &c));
+    OK(iso_tensor_create(device, ISO_I32, 2, (int64_t[]){2, 3}, &c));
     cr_assert(iso_tensor_copy(a, b) == ISO_ERR_SHAPE);
     cr_assert(iso_tensor_copy(a, c) == ISO_ERR_UNSUPPORTED);
     iso_tensor_destroy(&a);

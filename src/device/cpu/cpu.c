@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The CPU device: creation, and the choice of a set of kernels.
 #include "device/cpu/cpu_impl.h"
+#include "device/cpu/half/cpu_half.h"
 
 #include <config.h>
 #include <string.h>
@@ -46,6 +47,7 @@ static void cpu_destroy(iso_device *self) {
     iso__cpu *cpu = iso__cpu_of(self);
     if (cpu->close_set) cpu->close_set(cpu);
     iso__free(cpu->scratch);
+    iso__free(cpu->wide);
     iso__free(cpu);
 }
 
@@ -84,6 +86,8 @@ static void fill_kernels(iso__cpu *cpu) {
     cpu->gemm[ISO_F64] = iso__cpu_gemm_f64;
     cpu->base.kernels[ISO_F32] = &cpu->f32;
     cpu->base.kernels[ISO_F64] = &cpu->f64;
+    iso__cpu_fill_half(&cpu->half);
+    cpu->base.kernels[ISO_BF16] = cpu->base.kernels[ISO_F16] = &cpu->half;
 }
 
 int iso__device_count_cpu(void) { return 1; }

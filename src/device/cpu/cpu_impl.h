@@ -44,15 +44,18 @@ typedef struct iso__cpu {
     iso_device base;
     iso_device_ops ops;
     iso_kernel_ops f32, f64; // plain kernels, some overwritten
+    iso_kernel_ops half;     // of bf16 and f16: call those of f32
     bool bf16;               // math: linear layers and convolutions round what they multiply
     bool bf16_always;        // of tests: also where that takes longer than f32
-    int64_t block;           // channels in a block of the blocked layout, which only f32 has
+    int64_t block;           // channels in a block of the blocked layout; f64 has no blocks
     void (*gemm[ISO_F64 + 1])(const iso__gemm_args *args); // by element type
     struct iso__tuner *tuner;                              // of the oneDNN kernels
     struct iso__onednn *onednn;                            // NULL unless its kernels were chosen
     void (*close_set)(struct iso__cpu *cpu); // frees what the set of kernels created; may be NULL
     void *scratch; // shared by all kernels; each one owns it for one call; only grows
     size_t scratch_bytes;
+    void *wide; // likewise: f32 copies of the tensors of a kernel for bf16 or f16
+    size_t wide_bytes;
 } iso__cpu;
 
 static inline iso__cpu *iso__cpu_of(iso_device *device) {

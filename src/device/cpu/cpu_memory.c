@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Memory of the CPU device: buffers, scratch memory, and conversion between the logical and the
 // blocked layout.
+#include "base/half.h"
 #include "device/cpu/cpu_impl.h"
+#include "device/cpu/half/cpu_half.h"
 
 #include <string.h>
 
@@ -27,7 +29,7 @@ iso_status iso__cpu_scratch(iso__cpu *cpu, size_t bytes, void **out) {
 
 // Types without kernels for blocks have the logical layout under that name too.
 static int64_t block_of(const iso__cpu *cpu, iso_dtype dtype) {
-    return dtype == ISO_F32 ? cpu->block : 1;
+    return dtype == ISO_F32 || iso__is_half(dtype) ? cpu->block : 1;
 }
 
 iso__cpu_view iso__cpu_view_of(const iso__cpu *cpu, const iso_tensor *x) {
@@ -86,54 +88,70 @@ static void transpose_blocks(const iso__cpu_view *v, float *blocks, float *plane
     }
 }
 
-// Cells of `inner` channels -> planes of one channel. Walks the logical side in order.
-static void to_logical(const iso__cpu_view *v, float *to) {
+// Elements of `size` bytes, which is a constant where this is inlined.
+ISO_INLINE void walk_blocks(const iso__cpu_view *v, const size_t size, char *planes,
+                            bool to_planes) {
     int64_t plane = v->height * v->width;
-    if (v->inner == 16 && iso__cpu_is_wide()) {
-        transpose_blocks(v, v->data, to, true);
-        return;
-    }
+    const size_t step = (size_t)v->inner * size;
     for (int64_t n = 0; n < v->rows; n++)
         for (int64_t c = 0; c < v->channels; c++) {
-            const float *from = (float *)v->data +
-                                ((n * v->groups + c / v->inner) * plane) * v->inner + c % v->inner;
-            for (int64_t i = 0; i < plane; i++) *to++ = from[i * v->inner];
+            int64_t cell = (n * v->groups + c / v->inner) * plane;
+            char *block = (char *)v->data + (size_t)(cell * v->inner + c % v->inner) * size;
+            for (int64_t i = 0; i < plane; i++, planes += size, block += step)
+                memcpy(to_planes ? planes : block, to_planes ? block : planes, size);
         }
 }
 
-static void from_logical(const float *from, const iso__cpu_view *v) {
-    int64_t plane = v->height * v->width;
-    if (v->inner == 16 && iso__cpu_is_wide()) {
-        transpose_blocks(v, v->data, (float *)from, false);
+// Cells of `inner` channels -> planes of one channel. Walks the logical side in order.
+static void to_logical(const iso__cpu_view *v, size_t size, void *to) {
+    if (size == sizeof(uint16_t))
+        walk_blocks(v, sizeof(uint16_t), to, true);
+    else if (v->inner == 16 && iso__cpu_is_wide())
+        transpose_blocks(v, v->data, to, true);
+    else
+        walk_blocks(v, sizeof(float), to, true);
+}
+
+static void from_logical(const void *from, size_t size, const iso__cpu_view *v) {
+    char *planes = (char *)from; // which is only read
+    if (size == sizeof(float) && v->inner == 16 && iso__cpu_is_wide()) {
+        transpose_blocks(v, v->data, (float *)planes, false);
         return;
     }
     // Zeros between the channels that exist and the end of the last block.
-    if (v->channels % v->inner) memset(v->data, 0, (size_t)v->total * sizeof(float));
-    for (int64_t n = 0; n < v->rows; n++)
-        for (int64_t c = 0; c < v->channels; c++) {
-            float *to = (float *)v->data + ((n * v->groups + c / v->inner) * plane) * v->inner +
-                        c % v->inner;
-            for (int64_t i = 0; i < plane; i++) to[i * v->inner] = *from++;
-        }
+    if (v->channels % v->inner) memset(v->data, 0, (size_t)v->total * size);
+    if (size == sizeof(uint16_t))
+        walk_blocks(v, sizeof(uint16_t), planes, false);
+    else
+        walk_blocks(v, sizeof(float), planes, false);
 }
 
-static void fill_blocked(const iso__cpu_view *v, float value) {
-    int64_t cells = v->rows * v->groups * v->height * v->width, plane = v->height * v->width;
-    for (int64_t i = 0; i < cells; i++)
-        for (int64_t c = 0; c < v->inner; c++)
-            ((float *)v->data)[i * v->inner + c] =
-                i / plane % v->groups * v->inner + c < v->channels ? value : 0.0f;
+// Is element i of the storage a channel that exists?
+static bool is_channel(const iso__cpu_view *v, int64_t i) {
+    if (v->channels % v->inner == 0) return true;
+    int64_t group = i / v->inner / (v->height * v->width) % v->groups;
+    return group * v->inner + i % v->inner < v->channels;
 }
 
 static iso_status fail_unsupported(iso_dtype dtype) {
-    return ISO_FAIL(ISO_ERR_UNSUPPORTED, "the CPU device computes in f32 and f64 only, not in %s",
+    return ISO_FAIL(ISO_ERR_UNSUPPORTED, "the CPU device does not compute in %s",
                     iso_dtype_name(dtype));
 }
 
 static iso_status memory_fill(iso_device *self, iso_tensor *x, double value) {
     iso__cpu_view v = iso__cpu_view_of(iso__cpu_of(self), x);
+    float single = (float)value;
+    uint32_t half = x->dtype == ISO_BF16 ? iso__bf16_of(single) : iso__f16_of(single);
     switch (x->dtype) {
-    case ISO_F32: fill_blocked(&v, (float)value); return ISO_OK;
+    case ISO_F32:
+        for (int64_t i = 0; i < v.total; i++)
+            ((float *)v.data)[i] = is_channel(&v, i) ? single : 0.0f;
+        return ISO_OK;
+    case ISO_BF16:
+    case ISO_F16:
+        for (int64_t i = 0; i < v.total; i++)
+            ((uint16_t *)v.data)[i] = is_channel(&v, i) ? (uint16_t)half : 0;
+        return ISO_OK;
     case ISO_F64:
         for (int64_t i = 0; i < v.total; i++) ((double *)v.data)[i] = value;
         return ISO_OK;
@@ -149,7 +167,7 @@ static iso_status memory_to_host(iso_device *self, const iso_tensor *from, void 
     if (v.inner == 1)
         memcpy(host, v.data, (size_t)v.total * iso_dtype_size(from->dtype));
     else
-        to_logical(&v, host);
+        to_logical(&v, iso_dtype_size(from->dtype), host);
     return ISO_OK;
 }
 
@@ -158,36 +176,82 @@ static iso_status memory_from_host(iso_device *self, const void *host, iso_tenso
     if (v.inner == 1)
         memcpy(v.data, host, (size_t)v.total * iso_dtype_size(to->dtype));
     else
-        from_logical(host, &v);
+        from_logical(host, iso_dtype_size(to->dtype), &v);
     return ISO_OK;
 }
 
-// Between element types.
-static iso_status convert_elements(const iso_tensor *from, iso_tensor *to) {
-    ISO_CHECK(from->layout == ISO_LAYOUT_LOGICAL && to->layout == ISO_LAYOUT_LOGICAL,
-              ISO_ERR_UNSUPPORTED,
-              "the CPU device converts element types of tensors in logical layout only");
-    if (from->dtype == ISO_F32 && to->dtype == ISO_F64)
-        for (int64_t i = 0; i < to->count; i++)
-            ((double *)to->data)[i] = (double)((const float *)from->data)[i];
-    else if (from->dtype == ISO_F64 && to->dtype == ISO_F32)
-        for (int64_t i = 0; i < to->count; i++)
-            ((float *)to->data)[i] = (float)((const double *)from->data)[i];
+// ---- Between element types, a piece at a time, which is f32 in between -----------------------------
+
+enum { PIECE = 256 };
+
+static const float *read_piece(const iso_tensor *x, int64_t first, int count, float *piece) {
+    if (x->dtype == ISO_F32) return (const float *)x->data + first;
+    if (x->dtype == ISO_F64)
+        for (int i = 0; i < count; i++) piece[i] = (float)((const double *)x->data)[first + i];
     else
-        return fail_unsupported(from->dtype == ISO_F32 || from->dtype == ISO_F64 ? to->dtype
-                                                                                 : from->dtype);
+        iso__cpu_widen(x->dtype, count, (const uint16_t *)x->data + first, piece);
+    return piece;
+}
+
+static void write_piece(const float *piece, int64_t first, int count, iso_tensor *x) {
+    if (x->dtype == ISO_F32)
+        memcpy((float *)x->data + first, piece, (size_t)count * sizeof(float));
+    else if (x->dtype == ISO_F64)
+        for (int i = 0; i < count; i++) ((double *)x->data)[first + i] = (double)piece[i];
+    else
+        iso__cpu_narrow(x->dtype, count, piece, (uint16_t *)x->data + first);
+}
+
+static iso_status check_convertible(iso_dtype type) {
+    if (type == ISO_F32 || type == ISO_F64 || iso__is_half(type)) return ISO_OK;
+    return fail_unsupported(type);
+}
+
+// Where an element is in memory: channel c of sample n, cell i.
+static int64_t place_of(const iso__cpu_view *v, int64_t n, int64_t c, int64_t i) {
+    int64_t plane = v->height * v->width;
+    return ((n * v->groups + c / v->inner) * plane + i) * v->inner + c % v->inner;
+}
+
+// One layout is blocked, and the other logical.
+static void convert_across(const iso__cpu_view *a, const iso_tensor *from, const iso__cpu_view *b,
+                           iso_tensor *to) {
+    float one;
+    if (b->channels % b->inner) memset(b->data, 0, (size_t)b->total * iso_dtype_size(to->dtype));
+    for (int64_t n = 0; n < a->rows; n++)
+        for (int64_t c = 0; c < a->channels; c++)
+            for (int64_t i = 0; i < a->height * a->width; i++)
+                write_piece(read_piece(from, place_of(a, n, c, i), 1, &one), place_of(b, n, c, i),
+                            1, to);
+}
+
+static iso_status convert_elements(const iso__cpu *cpu, const iso_tensor *from, iso_tensor *to) {
+    iso__cpu_view a = iso__cpu_view_of(cpu, from), b = iso__cpu_view_of(cpu, to);
+    float piece[PIECE];
+    ISO_TRY(check_convertible(from->dtype));
+    ISO_TRY(check_convertible(to->dtype));
+    if (a.inner != b.inner) {
+        convert_across(&a, from, &b, to);
+        return ISO_OK;
+    }
+    for (int64_t first = 0; first < a.total; first += PIECE) {
+        int count = (int)iso__smaller(a.total - first, PIECE);
+        write_piece(read_piece(from, first, count, piece), first, count, to);
+    }
     return ISO_OK;
 }
+
+// ---- Copies ---------------------------------------------------------------------------------------
 
 static iso_status memory_copy(iso_device *self, const iso_tensor *from, iso_tensor *to) {
     iso__cpu *cpu = iso__cpu_of(self);
-    if (from->dtype != to->dtype) return convert_elements(from, to);
+    if (from->dtype != to->dtype) return convert_elements(cpu, from, to);
     iso__cpu_view a = iso__cpu_view_of(cpu, from), b = iso__cpu_view_of(cpu, to);
     if (b.inner == 1) return memory_to_host(self, from, to->data);
     if (a.inner == 1) return memory_from_host(self, from->data, to);
     ISO_CHECK(iso__tensor_same_shape(from, to), ISO_ERR_UNSUPPORTED,
               "the CPU device cannot copy between two shapes that are both blocked");
-    memcpy(b.data, a.data, (size_t)a.total * sizeof(float));
+    memcpy(b.data, a.data, (size_t)a.total * iso_dtype_size(from->dtype));
     return ISO_OK;
 }
 

@@ -1,5 +1,6 @@
 ## SPDX-License-Identifier: MIT
-# The CPU device: plain kernels, which are compiled for each element type, then those that a library does faster.
+# The CPU device: plain kernels, which are compiled for f32 and f64, those for bf16 and f16, which call the ones for f32,
+# and those that a library does faster.
 PLAIN_KERNELS =
 PLAIN_KERNELS += src/device/cpu/plain/cpu_activation.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_attention.c
@@ -19,6 +20,14 @@ libiso_core_la_SOURCES += src/device/cpu/avx512/cpu_transpose.c
 libiso_core_la_SOURCES += src/device/cpu/cpu.c
 libiso_core_la_SOURCES += src/device/cpu/cpu_impl.h
 libiso_core_la_SOURCES += src/device/cpu/cpu_memory.c
+libiso_core_la_SOURCES += src/device/cpu/half/cpu_half.c
+libiso_core_la_SOURCES += src/device/cpu/half/cpu_half.h
+libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_convert.c
+libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_elementwise.c
+libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_matrix.c
+libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_norm.c
+libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_pool.c
+libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_table.c
 libiso_core_la_SOURCES += src/device/cpu/plain/cpu_real.h
 libiso_core_la_SOURCES += src/device/cpu/plain/cpu_strip.c
 libiso_core_la_SOURCES += src/device/cpu/plain/cpu_strip.h

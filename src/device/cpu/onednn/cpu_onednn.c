@@ -33,6 +33,8 @@ iso_status iso__cpu_use_onednn(iso__cpu *cpu) {
     iso__onednn_fill_math(&cpu->ops);
     iso__onednn_fill_conv(&cpu->f32);
     iso__onednn_fill_linear(&cpu->f32);
+    iso__onednn_fill_half_conv(&cpu->half);
+    iso__onednn_fill_half_linear(&cpu->half);
     ISO_TRY(set_threads(&cpu->base, 1));
     return ISO_OK;
 }

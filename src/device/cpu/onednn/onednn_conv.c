@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Convolutions with oneDNN: a fixed rule picks the algorithm, so that every rank and run computes
 // the same bits.
+#include "device/cpu/half/cpu_half.h"
 #include "device/cpu/onednn/onednn_impl.h"
 
 #include <string.h>
@@ -17,7 +18,7 @@ enum { FORWARD = 200, BACKWARD_PARAMS, BACKWARD_INPUT };
 typedef struct problem {
     int operation;
     bool bias, accumulate_w, accumulate_b;
-    bool bf16; // what is multiplied is rounded to bf16
+    iso__onednn_math math;
     iso_activation act;
     int64_t groups;
     int w_ndim; // weights are [groups, out / groups, ...] where there is more than one group
@@ -48,7 +49,9 @@ static iso__onednn_key key_of(const iso__cpu *cpu, const problem *p, const iso_t
                               const iso_tensor *y) {
     int flags = (p->bias ? 1 : 0) | (p->act == ISO_ACT_RELU ? 2 : 0) | (p->accumulate_w ? 4 : 0) |
                 (p->accumulate_b ? 8 : 0) | (x->layout == ISO_LAYOUT_BLOCKED ? 16 : 0) |
-                (y->layout == ISO_LAYOUT_BLOCKED ? 32 : 0) | (p->bf16 ? ISO_ONEDNN_BF16 : 0);
+                (y->layout == ISO_LAYOUT_BLOCKED ? 32 : 0) |
+                (p->math == ISO_ONEDNN_ROUNDED ? ISO_ONEDNN_BF16 : 0) |
+                (p->math == ISO_ONEDNN_ACTIVATIONS ? ISO_ONEDNN_BF16_ACTIVATIONS : 0);
     return (iso__onednn_key){{p->operation, cpu->base.threads, flags, p->x[0], p->x[1], p->x[2],
                               p->x[3], p->y[1], p->y[2], p->y[3], p->w[p->w_ndim - 2],
                               p->w[p->w_ndim - 1], p->stride[0], p->stride[1], p->padding[0],
@@ -72,12 +75,12 @@ static dnnl_format_tag_t blocked_tag(const iso__cpu *cpu) {
 }
 
 static dnnl_status_t layouts_of(const problem *p, const candidate *c, int result, layouts *out) {
-    iso__onednn_types t = iso__onednn_types_of(p->bf16, result);
+    iso__onednn_types t = iso__onednn_types_of(p->math, result);
     dnnl_status_t status = dnnl_memory_desc_init_by_tag(&out->x, 4, p->x, t.x, c->x);
     if (status == dnnl_success)
         status = dnnl_memory_desc_init_by_tag(&out->w, p->w_ndim, p->w, t.w, dnnl_format_tag_any);
     if (status == dnnl_success)
-        status = dnnl_memory_desc_init_by_tag(&out->b, 1, p->b, dnnl_f32, dnnl_a);
+        status = dnnl_memory_desc_init_by_tag(&out->b, 1, p->b, t.b, dnnl_a);
     if (status == dnnl_success) status = dnnl_memory_desc_init_by_tag(&out->y, 4, p->y, t.y, c->y);
     return status;
 }
@@ -132,7 +135,7 @@ static bool try_candidate(const iso__cpu *cpu, const problem *p, const candidate
                                ? forward_pd(p, c, &l, attr, iso__onednn_engine(cpu), &pd)
                                : backward_pd(p, c, &l, attr, iso__onednn_engine(cpu), &pd);
     if (status != dnnl_success) return false;
-    if (is_reference(pd) && !(c->reference_too && !p->bf16)) {
+    if (is_reference(pd) && !(c->reference_too && p->math == ISO_ONEDNN_F32)) {
         dnnl_primitive_desc_destroy(pd);
         return false;
     }
@@ -142,9 +145,9 @@ static bool try_candidate(const iso__cpu *cpu, const problem *p, const candidate
 
 // Winograd is twice as fast as direct for 3x3 where its tiles fill the vectors.
 static bool suits_winograd(const iso__cpu *cpu, const problem *p) {
-    return cpu->block == 16 && !p->bf16 && p->groups == 1 && p->w[2] == 3 && p->w[3] == 3 &&
-           p->stride[0] == 1 && p->stride[1] == 1 && p->dilation[0] == 0 && p->dilation[1] == 0 &&
-           p->x[1] % 16 == 0 && p->y[1] % 16 == 0;
+    return cpu->block == 16 && p->math == ISO_ONEDNN_F32 && p->groups == 1 && p->w[2] == 3 &&
+           p->w[3] == 3 && p->stride[0] == 1 && p->stride[1] == 1 && p->dilation[0] == 0 &&
+           p->dilation[1] == 0 && p->x[1] % 16 == 0 && p->y[1] % 16 == 0;
 }
 
 enum { CANDIDATES = 5 };
@@ -175,9 +178,9 @@ static iso_status choose_candidate(const iso__cpu *cpu, const problem *p, int wa
                                    dnnl_primitive_desc_t *out) {
     bool found;
     ISO_TRY(find_candidate(cpu, p, wanted, &found, out));
-    if (!found && p->bf16 && wanted == ISO_ONEDNN_BY_RULE) {
+    if (!found && p->math != ISO_ONEDNN_F32 && wanted == ISO_ONEDNN_BY_RULE) {
         problem in_f32 = *p;
-        in_f32.bf16 = false;
+        in_f32.math = ISO_ONEDNN_F32;
         ISO_TRY(find_candidate(cpu, &in_f32, wanted, &found, out));
     }
     ISO_CHECK(found || wanted == ISO_ONEDNN_BY_RULE, ISO_ERR_UNSUPPORTED,
@@ -195,13 +198,14 @@ static iso_status choose_candidate(const iso__cpu *cpu, const problem *p, int wa
 static iso_status caller_layouts(const iso__cpu *cpu, const problem *p, const iso_tensor *x,
                                  const iso_tensor *y, layouts *out) {
     dnnl_format_tag_t blocked = blocked_tag(cpu);
+    iso__onednn_types t = iso__onednn_caller_types(p->math, p->operation - FORWARD);
     ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(
-        &out->x, 4, p->x, dnnl_f32, x->layout == ISO_LAYOUT_BLOCKED ? blocked : dnnl_nchw));
-    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->w, p->w_ndim, p->w, dnnl_f32,
+        &out->x, 4, p->x, t.x, x->layout == ISO_LAYOUT_BLOCKED ? blocked : dnnl_nchw));
+    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->w, p->w_ndim, p->w, t.w,
                                               p->groups > 1 ? dnnl_goihw : dnnl_oihw));
-    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->b, 1, p->b, dnnl_f32, dnnl_a));
+    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->b, 1, p->b, t.b, dnnl_a));
     ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(
-        &out->y, 4, p->y, dnnl_f32, y->layout == ISO_LAYOUT_BLOCKED ? blocked : dnnl_nchw));
+        &out->y, 4, p->y, t.y, y->layout == ISO_LAYOUT_BLOCKED ? blocked : dnnl_nchw));
     return ISO_OK;
 }
 
@@ -274,7 +278,7 @@ static bool faster_in_f32(const iso__cpu *cpu, const problem *p) {
     return params || (channels > FEW_CHANNELS && p->y[2] * p->y[3] > WINOGRAD_TILE);
 }
 
-static bool suits_bf16(const iso__cpu *cpu, const problem *p) {
+static bool suits_rounding(const iso__cpu *cpu, const problem *p) {
     if (faster_in_f32(cpu, p) && !cpu->bf16_always) return false;
     int64_t x = count_of(4, p->x), w = count_of(p->w_ndim, p->w), y = count_of(4, p->y);
     int64_t operands = p->operation == FORWARD           ? x + w
@@ -285,7 +289,9 @@ static bool suits_bf16(const iso__cpu *cpu, const problem *p) {
 
 static iso_status run_problem(iso__cpu *cpu, problem *p, const iso_tensor *x, const iso_tensor *y,
                               void *const data[ISO_ONEDNN_ARGS]) {
-    p->bf16 = suits_bf16(cpu, p);
+    p->math = x->dtype == ISO_BF16     ? ISO_ONEDNN_ACTIVATIONS
+              : suits_rounding(cpu, p) ? ISO_ONEDNN_ROUNDED
+                                       : ISO_ONEDNN_F32;
     task t = {.base = {.key = key_of(cpu, p, x, y),
                        .candidates = CANDIDATES,
                        .run = run_candidate,
@@ -303,35 +309,79 @@ static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *c, c
     problem p = problem_of(FORWARD, c, x, y);
     p.bias = b != NULL;
     p.act = act;
-    ISO_TRY(run_problem(iso__cpu_of(self), &p, x, y,
-                        (void *[]){x->data, w->data, b ? b->data : NULL, y->data}));
-    return ISO_OK;
+    return run_problem(iso__cpu_of(self), &p, x, y,
+                       (void *[]){x->data, w->data, b ? b->data : NULL, y->data});
+}
+
+// dw is wanted.
+static iso_status backward_params(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
+                                  const iso_tensor *dy, iso_tensor *dw, bool accumulate_w,
+                                  iso_tensor *db, bool accumulate_b) {
+    problem p = problem_of(BACKWARD_PARAMS, c, x, dy);
+    p.bias = db != NULL;
+    p.accumulate_w = accumulate_w;
+    p.accumulate_b = db && accumulate_b;
+    return run_problem(iso__cpu_of(self), &p, x, dy,
+                       (void *[]){x->data, dw->data, db ? db->data : NULL, dy->data});
 }
 
 static iso_status conv2d_backward_params(iso_device *self, const iso_conv2d_config *c,
                                          const iso_tensor *x, const iso_tensor *dy, iso_tensor *dw,
                                          bool accumulate_w, iso_tensor *db, bool accumulate_b) {
-    if (!dw)
-        return db ? iso__cpu_bias_gradient_f32(iso__cpu_of(self), dy, db, accumulate_b) : ISO_OK;
-    problem p = problem_of(BACKWARD_PARAMS, c, x, dy);
-    p.bias = db != NULL;
-    p.accumulate_w = accumulate_w;
-    p.accumulate_b = db && accumulate_b;
-    ISO_TRY(run_problem(iso__cpu_of(self), &p, x, dy,
-                        (void *[]){x->data, dw->data, db ? db->data : NULL, dy->data}));
-    return ISO_OK;
+    if (dw) return backward_params(self, c, x, dy, dw, accumulate_w, db, accumulate_b);
+    return db ? iso__cpu_bias_gradient_f32(iso__cpu_of(self), dy, db, accumulate_b) : ISO_OK;
 }
 
 static iso_status conv2d_backward_input(iso_device *self, const iso_conv2d_config *c,
                                         const iso_tensor *dy, const iso_tensor *w, iso_tensor *dx) {
     problem p = problem_of(BACKWARD_INPUT, c, dx, dy);
-    ISO_TRY(
-        run_problem(iso__cpu_of(self), &p, dx, dy, (void *[]){dx->data, w->data, NULL, dy->data}));
-    return ISO_OK;
+    return run_problem(iso__cpu_of(self), &p, dx, dy,
+                       (void *[]){dx->data, w->data, NULL, dy->data});
 }
 
 void iso__onednn_fill_conv(iso_kernel_ops *ops) {
     ops->conv2d_forward = conv2d_forward;
     ops->conv2d_backward_params = conv2d_backward_params;
     ops->conv2d_backward_input = conv2d_backward_input;
+}
+
+// ---- Slots for bf16 and f16 -------------------------------------------------------------------------
+
+// Where oneDNN's kernels for bf16 are faster than widening for those of f32. By sizes only.
+static bool suits_half(iso_device *self, int operation, const iso_conv2d_config *c,
+                       const iso_tensor *x, const iso_tensor *y) {
+    const iso__cpu *cpu = iso__cpu_of(self);
+    problem p = problem_of(operation, c, x, y);
+    return x->dtype == ISO_BF16 && iso__onednn_has_bf16() &&
+           (cpu->bf16_always || !faster_in_f32(cpu, &p));
+}
+
+static iso_status half_forward(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
+                               const iso_tensor *w, const iso_tensor *b, iso_activation act,
+                               iso_tensor *y) {
+    return suits_half(self, FORWARD, c, x, y)
+               ? conv2d_forward(self, c, x, w, b, act, y)
+               : iso__cpu_half_conv2d_forward(self, c, x, w, b, act, y);
+}
+
+static iso_status half_backward_params(iso_device *self, const iso_conv2d_config *c,
+                                       const iso_tensor *x, const iso_tensor *dy, iso_tensor *dw,
+                                       bool accumulate_w, iso_tensor *db, bool accumulate_b) {
+    return dw && suits_half(self, BACKWARD_PARAMS, c, x, dy)
+               ? backward_params(self, c, x, dy, dw, accumulate_w, db, accumulate_b)
+               : iso__cpu_half_conv2d_backward_params(self, c, x, dy, dw, accumulate_w, db,
+                                                      accumulate_b);
+}
+
+static iso_status half_backward_input(iso_device *self, const iso_conv2d_config *c,
+                                      const iso_tensor *dy, const iso_tensor *w, iso_tensor *dx) {
+    return suits_half(self, BACKWARD_INPUT, c, dx, dy)
+               ? conv2d_backward_input(self, c, dy, w, dx)
+               : iso__cpu_half_conv2d_backward_input(self, c, dy, w, dx);
+}
+
+void iso__onednn_fill_half_conv(iso_kernel_ops *ops) {
+    ops->conv2d_forward = half_forward;
+    ops->conv2d_backward_params = half_backward_params;
+    ops->conv2d_backward_input = half_backward_input;
 }

@@ -25,12 +25,20 @@ typedef struct iso__onednn_key {
 } iso__onednn_key;
 enum { ISO_ONEDNN_FLAGS = 2, ISO_ONEDNN_ROWS = 3, ISO_ONEDNN_RULE = 19 }; // indices of value
 enum { ISO_ONEDNN_ACCUMULATE = 4 | 8 }; // flags: weight and bias gradients are added to
-enum { ISO_ONEDNN_BF16 = 64 };          // flag: what is multiplied is rounded to bf16
+// Flags: what is multiplied is rounded to bf16, and the activations are bf16.
+enum { ISO_ONEDNN_BF16 = 64, ISO_ONEDNN_BF16_ACTIVATIONS = 128 };
 
-// Element types of x, w and y. The two that are multiplied are bf16 if the products are, and the
-// result is f32: y, w or x.
+// Of a linear layer or a convolution: f32 throughout, f32 with operands that are rounded to bf16,
+// or bf16 activations.
+typedef enum iso__onednn_math {
+    ISO_ONEDNN_F32,
+    ISO_ONEDNN_ROUNDED,
+    ISO_ONEDNN_ACTIVATIONS
+} iso__onednn_math;
+
+// Element types of x, w, b and y.
 typedef struct iso__onednn_types {
-    dnnl_data_type_t x, w, y;
+    dnnl_data_type_t x, w, b, y;
 } iso__onednn_types;
 enum {
     ISO_ONEDNN_RESULT_Y,
@@ -38,7 +46,13 @@ enum {
     ISO_ONEDNN_RESULT_X,
     ISO_ONEDNN_NO_RESULT // of the forward that a backward is described with
 };
-iso__onednn_types iso__onednn_types_of(bool bf16, int result);
+// Those of a kernel with this result.
+iso__onednn_types iso__onednn_types_of(iso__onednn_math math, int result);
+// Those of the caller's tensors: x, y, w and b are f32, or with bf16 activations bf16, except for
+// gradients of parameters.
+iso__onednn_types iso__onednn_caller_types(iso__onednn_math math, int result);
+// Whether the processor multiplies bf16.
+bool iso__onednn_has_bf16(void);
 // Whether to round to bf16: the math is bf16, and so many multiplications take longer in f32 than
 // rounding so many operands. Depends on the sizes only, so that all ranks decide alike.
 bool iso__onednn_rounds(const iso__cpu *cpu, int64_t multiplications, int64_t operands);
@@ -95,5 +109,8 @@ void iso__onednn_fill_math(iso_device_ops *ops);
 void iso__onednn_fill_tune(iso_device_ops *ops);
 void iso__onednn_fill_conv(iso_kernel_ops *ops);
 void iso__onednn_fill_linear(iso_kernel_ops *ops);
+// In the table of bf16 and f16.
+void iso__onednn_fill_half_conv(iso_kernel_ops *ops);
+void iso__onednn_fill_half_linear(iso_kernel_ops *ops);
 
 #endif

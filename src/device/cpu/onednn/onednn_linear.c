@@ -5,6 +5,7 @@
 // The forward reads weights in place; a gemm would transpose them first, and reach only 75 to 88 %
 // (60 % for 64 x 9216 -> 128). Blocked weights would be as fast as weights in place if their
 // conversion were free, but it takes a fifth of the time.
+#include "device/cpu/half/cpu_half.h"
 #include "device/cpu/onednn/onednn_impl.h"
 
 #include <string.h>
@@ -19,7 +20,7 @@ typedef struct problem {
     int operation;
     int64_t rows, in, out;
     bool bias, accumulate_w, accumulate_b;
-    bool bf16; // what is multiplied is rounded to bf16
+    iso__onednn_math math;
     iso_activation act;
 } problem;
 
@@ -27,7 +28,7 @@ typedef struct problem {
 typedef struct task {
     iso__onednn_problem base;
     problem p;
-    float *x, *w, *b, *y;
+    void *x, *w, *b, *y;
     iso__arrival *arrival; // of w, or NULL
 } task;
 
@@ -41,7 +42,7 @@ static iso_status layouts_of(const problem *p, bool wanted, iso__onednn_types t,
     ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->x, 2, x, t.x, dnnl_ab));
     ISO_TRY_DNNL(
         dnnl_memory_desc_init_by_tag(&out->w, 2, w, t.w, wanted ? dnnl_format_tag_any : dnnl_ab));
-    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->b, 1, w, dnnl_f32, dnnl_a));
+    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->b, 1, w, t.b, dnnl_a));
     ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->y, 2, y, t.y, dnnl_ab));
     return ISO_OK;
 }
@@ -79,12 +80,13 @@ static dnnl_status_t matmul_pd(const problem *p, dnnl_primitive_attr_t attr, dnn
     dnnl_dims_t x = {p->rows, p->in}, w = {p->in, p->out}, b = {1, p->out}, y = {p->rows, p->out};
     dnnl_memory_desc_t x16, w16;
     dnnl_matmul_desc_t desc;
+    iso__onednn_types t = iso__onednn_caller_types(p->math, ISO_ONEDNN_RESULT_Y);
     dnnl_status_t status = dnnl_memory_desc_init_by_tag(&x16, 2, x, dnnl_bf16, dnnl_ab);
     if (!status) status = dnnl_memory_desc_init_by_tag(&w16, 2, w, dnnl_bf16, dnnl_ba);
-    if (!status) status = dnnl_memory_desc_init_by_tag(&l->x, 2, x, dnnl_f32, dnnl_ab);
-    if (!status) status = dnnl_memory_desc_init_by_tag(&l->w, 2, w, dnnl_f32, dnnl_ba);
-    if (!status) status = dnnl_memory_desc_init_by_tag(&l->b, 2, b, dnnl_f32, dnnl_ab);
-    if (!status) status = dnnl_memory_desc_init_by_tag(&l->y, 2, y, dnnl_f32, dnnl_ab);
+    if (!status) status = dnnl_memory_desc_init_by_tag(&l->x, 2, x, t.x, dnnl_ab);
+    if (!status) status = dnnl_memory_desc_init_by_tag(&l->w, 2, w, t.w, dnnl_ba);
+    if (!status) status = dnnl_memory_desc_init_by_tag(&l->b, 2, b, t.b, dnnl_ab);
+    if (!status) status = dnnl_memory_desc_init_by_tag(&l->y, 2, y, t.y, dnnl_ab);
     if (!status) status = dnnl_matmul_desc_init(&desc, &x16, &w16, p->bias ? &l->b : NULL, &l->y);
     return status ? status : dnnl_primitive_desc_create(out, &desc, attr, engine, NULL);
 }
@@ -99,9 +101,10 @@ static iso_status describe_kernel(iso__cpu *cpu, const problem *p, int candidate
     }
     layouts kernel, hint;
     bool blocked = candidate == BLOCKED;
-    ISO_TRY(layouts_of(p, false, iso__onednn_types_of(false, 0), l));
-    ISO_TRY(layouts_of(p, blocked, iso__onednn_types_of(p->bf16, p->operation - FORWARD), &kernel));
-    ISO_TRY(layouts_of(p, blocked, iso__onednn_types_of(p->bf16, ISO_ONEDNN_NO_RESULT), &hint));
+    int result = p->operation - FORWARD;
+    ISO_TRY(layouts_of(p, false, iso__onednn_caller_types(p->math, result), l));
+    ISO_TRY(layouts_of(p, blocked, iso__onednn_types_of(p->math, result), &kernel));
+    ISO_TRY(layouts_of(p, blocked, iso__onednn_types_of(p->math, ISO_ONEDNN_NO_RESULT), &hint));
     ISO_TRY_DNNL(p->operation == FORWARD ? forward_pd(p, &kernel, attr, engine, out)
                                          : backward_pd(p, &kernel, &hint, attr, engine, out));
     return ISO_OK;
@@ -133,7 +136,7 @@ static iso_status create_kernel(iso__cpu *cpu, const problem *p, int candidate,
 // ---- Candidates -----------------------------------------------------------------------------------
 
 static bool suits_wide(const iso__cpu *cpu, const problem *p) {
-    return cpu->block == 16 && !p->bf16 && p->operation == FORWARD &&
+    return cpu->block == 16 && p->math == ISO_ONEDNN_F32 && p->operation == FORWARD &&
            iso__cpu_wide_suits(p->rows, p->in, p->out);
 }
 
@@ -154,7 +157,7 @@ static iso_status run_wide(iso__cpu *cpu, const task *t) {
 static iso_status run_candidate(iso__cpu *cpu, const iso__onednn_problem *base, int candidate) {
     const task *t = iso_container_of(base, const task, base);
     bool wide = suits_wide(cpu, &t->p);
-    bool matmul = t->p.bf16 && t->p.operation == FORWARD;
+    bool matmul = t->p.math != ISO_ONEDNN_F32 && t->p.operation == FORWARD;
     if (candidate == ISO_ONEDNN_BY_RULE) candidate = matmul ? MATMUL : wide ? WIDE : PLAIN;
     if (candidate == WIDE && !matmul)
         return wide ? run_wide(cpu, t) : (iso_status)ISO_ERR_UNSUPPORTED;
@@ -185,7 +188,7 @@ static void describe_problem(const iso__onednn_problem *base, char *text, size_t
 // These must round as the whole does, so the rule takes this number for all.
 enum { PIECE_ROWS = 64 };
 
-static bool suits_bf16(const iso__cpu *cpu, const problem *p) {
+static bool suits_rounding(const iso__cpu *cpu, const problem *p) {
     int64_t out = p->operation == BACKWARD_PARAMS ? PIECE_ROWS : p->out;
     int64_t x = p->rows * p->in, w = p->in * out, y = p->rows * out;
     int64_t operands = p->operation == FORWARD           ? x + w
@@ -194,24 +197,26 @@ static bool suits_bf16(const iso__cpu *cpu, const problem *p) {
     return iso__onednn_rounds(cpu, p->rows * w, operands);
 }
 
-static task task_of(iso_device *self, problem *p, float *x, float *w, float *b, float *y) {
-    p->bf16 = suits_bf16(iso__cpu_of(self), p);
-    int flags = (p->bias ? 1 : 0) | (p->act == ISO_ACT_RELU ? 2 : 0) | (p->accumulate_w ? 4 : 0) |
-                (p->accumulate_b ? 8 : 0) | (p->bf16 ? ISO_ONEDNN_BF16 : 0);
-    return (task){.base = {.key = {{p->operation, self->threads, flags, p->rows, p->in, p->out}},
-                           .candidates = CANDIDATES,
-                           .run = run_candidate,
-                           .describe = describe_problem},
-                  .p = *p,
-                  .x = x,
-                  .w = w,
-                  .b = b,
-                  .y = y};
+static iso__onednn_math math_of(iso_device *self, const problem *p, const iso_tensor *x) {
+    if (x->dtype == ISO_BF16) return ISO_ONEDNN_ACTIVATIONS;
+    return suits_rounding(iso__cpu_of(self), p) ? ISO_ONEDNN_ROUNDED : ISO_ONEDNN_F32;
 }
 
-static iso_status run_problem(iso_device *self, problem *p, float *x, float *w, float *b,
-                              float *y) {
-    task t = task_of(self, p, x, w, b, y);
+static iso_status run_problem(iso_device *self, const problem *p, iso__arrival *arrival,
+                              void *const data[ISO_ONEDNN_ARGS]) {
+    int flags = (p->bias ? 1 : 0) | (p->act == ISO_ACT_RELU ? 2 : 0) | (p->accumulate_w ? 4 : 0) |
+                (p->accumulate_b ? 8 : 0) | (p->math == ISO_ONEDNN_ROUNDED ? ISO_ONEDNN_BF16 : 0) |
+                (p->math == ISO_ONEDNN_ACTIVATIONS ? ISO_ONEDNN_BF16_ACTIVATIONS : 0);
+    task t = {.base = {.key = {{p->operation, self->threads, flags, p->rows, p->in, p->out}},
+                       .candidates = CANDIDATES,
+                       .run = run_candidate,
+                       .describe = describe_problem},
+              .p = *p,
+              .x = data[0],
+              .w = data[1],
+              .b = data[2],
+              .y = data[3],
+              .arrival = arrival};
     return iso__onednn_execute(iso__cpu_of(self), &t.base);
 }
 
@@ -224,40 +229,76 @@ static iso_status linear_forward(iso_device *self, const iso_tensor *x, const is
                  .out = w->shape[0],
                  .bias = b != NULL,
                  .act = act};
-    task t = task_of(self, &p, x->data, w->data, b ? b->data : NULL, y->data);
-    t.arrival = arrival;
-    return iso__onednn_execute(iso__cpu_of(self), &t.base);
+    p.math = math_of(self, &p, x);
+    return run_problem(self, &p, arrival,
+                       (void *[]){x->data, w->data, b ? b->data : NULL, y->data});
 }
 
 static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
                                          const iso_tensor *dy, iso_tensor *dw, bool accumulate_w,
                                          iso_tensor *db, bool accumulate_b) {
-    if (!dw)
-        return db ? iso__cpu_bias_gradient_f32(iso__cpu_of(self), dy, db, accumulate_b) : ISO_OK;
-    problem p = {.operation = BACKWARD_PARAMS,
-                 .rows = x->shape[0],
-                 .in = dw->shape[1],
-                 .out = dw->shape[0],
-                 .bias = db != NULL,
-                 .accumulate_w = accumulate_w,
-                 .accumulate_b = db && accumulate_b};
-    if (db && suits_bf16(iso__cpu_of(self), &p)) { // of dy as it is, as where dw is in pieces
-        ISO_TRY(iso__cpu_bias_gradient_f32(iso__cpu_of(self), dy, db, accumulate_b));
-        p.bias = p.accumulate_b = false;
+    problem p = {.operation = BACKWARD_PARAMS, .rows = x->shape[0], .in = x->shape[1]};
+    bool rounds;
+    if (dw) {
+        p.out = dw->shape[0];
+        p.accumulate_w = accumulate_w;
+        p.math = math_of(self, &p, x);
+    }
+    rounds = p.math != ISO_ONEDNN_F32;
+    if (db && (rounds || !dw)) { // of dy as it is, as where dw is in pieces
+        ISO_TRY(iso__kernels(dy)->bias_gradient(self, dy, db, accumulate_b));
         db = NULL;
     }
-    return run_problem(self, &p, x->data, dw->data, db ? db->data : NULL, dy->data);
+    if (!dw) return ISO_OK;
+    p.bias = db != NULL;
+    p.accumulate_b = db && accumulate_b;
+    return run_problem(self, &p, NULL,
+                       (void *[]){x->data, dw->data, db ? db->data : NULL, dy->data});
 }
 
 static iso_status linear_backward_input(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx) {
     problem p = {
         .operation = BACKWARD_INPUT, .rows = dy->shape[0], .in = w->shape[1], .out = w->shape[0]};
-    return run_problem(self, &p, dx->data, w->data, NULL, dy->data);
+    p.math = math_of(self, &p, dx);
+    return run_problem(self, &p, NULL, (void *[]){dx->data, w->data, NULL, dy->data});
 }
 
 void iso__onednn_fill_linear(iso_kernel_ops *ops) {
     ops->linear_forward = linear_forward;
     ops->linear_backward_params = linear_backward_params;
     ops->linear_backward_input = linear_backward_input;
+}
+
+// ---- Slots for bf16 and f16 -------------------------------------------------------------------------
+
+static bool suits_half(const iso_tensor *x) {
+    return x->dtype == ISO_BF16 && iso__onednn_has_bf16();
+}
+
+static iso_status half_forward(iso_device *self, const iso_tensor *x, const iso_tensor *w,
+                               iso__arrival *arrival, const iso_tensor *b, iso_activation act,
+                               iso_tensor *y) {
+    return suits_half(x) ? linear_forward(self, x, w, arrival, b, act, y)
+                         : iso__cpu_half_linear_forward(self, x, w, arrival, b, act, y);
+}
+
+static iso_status half_backward_params(iso_device *self, const iso_tensor *x, const iso_tensor *dy,
+                                       iso_tensor *dw, bool accumulate_w, iso_tensor *db,
+                                       bool accumulate_b) {
+    return suits_half(x) ? linear_backward_params(self, x, dy, dw, accumulate_w, db, accumulate_b)
+                         : iso__cpu_half_linear_backward_params(self, x, dy, dw, accumulate_w, db,
+                                                                accumulate_b);
+}
+
+static iso_status half_backward_input(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
+                                      iso_tensor *dx) {
+    return suits_half(dx) ? linear_backward_input(self, dy, w, dx)
+                          : iso__cpu_half_linear_backward_input(self, dy, w, dx);
+}
+
+void iso__onednn_fill_half_linear(iso_kernel_ops *ops) {
+    ops->linear_forward = half_forward;
+    ops->linear_backward_params = half_backward_params;
+    ops->linear_backward_input = half_backward_input;
 }

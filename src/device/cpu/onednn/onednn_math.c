@@ -9,11 +9,21 @@
 #define OPERAND_WORTH 12
 #define CALL_WORTH    (INT64_C(1) << 18)
 
-iso__onednn_types iso__onednn_types_of(bool bf16, int result) {
-    dnnl_data_type_t operand = bf16 ? dnnl_bf16 : dnnl_f32;
-    return (iso__onednn_types){.x = result == ISO_ONEDNN_RESULT_X ? dnnl_f32 : operand,
-                               .w = result == ISO_ONEDNN_RESULT_W ? dnnl_f32 : operand,
-                               .y = result == ISO_ONEDNN_RESULT_Y ? dnnl_f32 : operand};
+// The two that are multiplied are bf16 if the products are. A result is f32, except an activation.
+iso__onednn_types iso__onednn_types_of(iso__onednn_math math, int result) {
+    dnnl_data_type_t operand = math == ISO_ONEDNN_F32 ? dnnl_f32 : dnnl_bf16;
+    dnnl_data_type_t activation = math == ISO_ONEDNN_ACTIVATIONS ? dnnl_bf16 : dnnl_f32;
+    bool gradients = result == ISO_ONEDNN_RESULT_W;
+    return (iso__onednn_types){.x = result == ISO_ONEDNN_RESULT_X ? activation : operand,
+                               .w = gradients ? dnnl_f32 : operand,
+                               .b = gradients ? dnnl_f32 : activation,
+                               .y = result == ISO_ONEDNN_RESULT_Y ? activation : operand};
+}
+
+iso__onednn_types iso__onednn_caller_types(iso__onednn_math math, int result) {
+    dnnl_data_type_t activation = math == ISO_ONEDNN_ACTIVATIONS ? dnnl_bf16 : dnnl_f32;
+    dnnl_data_type_t parameter = result == ISO_ONEDNN_RESULT_W ? dnnl_f32 : activation;
+    return (iso__onednn_types){activation, parameter, parameter, activation};
 }
 
 bool iso__onednn_rounds(const iso__cpu *cpu, int64_t multiplications, int64_t operands) {
@@ -21,7 +31,7 @@ bool iso__onednn_rounds(const iso__cpu *cpu, int64_t multiplications, int64_t op
            (cpu->bf16_always || multiplications >= CALL_WORTH + OPERAND_WORTH * operands);
 }
 
-static bool multiplies_bf16(void) {
+bool iso__onednn_has_bf16(void) {
     return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
            dnnl_cpu_isa_avx512_core_bf16;
 }
@@ -31,7 +41,7 @@ static iso_status set_math(iso_device *self, const char *name) {
     ISO_CHECK(bf16 || strcmp(name, "f32") == 0, ISO_ERR_UNSUPPORTED,
               "the CPU has no math %s: use f32 or bf16, or a GPU", name);
     ISO_CHECK(
-        !bf16 || multiplies_bf16(), ISO_ERR_UNSUPPORTED,
+        !bf16 || iso__onednn_has_bf16(), ISO_ERR_UNSUPPORTED,
         "oneDNN finds no bf16 instructions (AVX512_BF16, AMX) on this CPU, where bf16 would be "
         "slower than f32 (%s): use math f32",
         self->description);

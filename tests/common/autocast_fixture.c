@@ -1,14 +1,33 @@
 // SPDX-License-Identifier: MIT
-// What tests of autocast share: layers on a GPU, and the numbers of tensors.
-#include "gpu/autocast_fixture.h"
+// What tests of autocast share: devices, layers, and the values of tensors.
+#include "common/autocast_fixture.h"
+
+#include "common/any_device.h"
+#include "common/half_values.h"
 
 #include <string.h>
 
-iso_device *open_cuda(void) {
+static iso_device *open_or_skip(const char *name) {
     iso_device *device;
-    if (iso_device_create("cuda", &device) != ISO_OK)
-        cr_skip_test("no GPU can be used: %s", iso_last_error()->message);
+    if (iso_device_create(name, &device) != ISO_OK)
+        cr_skip_test("no %s device can be used: %s", name, iso_last_error()->message);
     return device;
+}
+
+iso_device *open_cuda(void) { return open_or_skip("cuda"); }
+iso_device *open_any(void) { return open_or_skip(test_device()); }
+
+void on_each_half(void (*body)(iso_device *device, iso_dtype half)) {
+    static const iso_dtype halves[] = {ISO_BF16, ISO_F16};
+    int ran = 0;
+    iso_device *device = open_any();
+    for (int i = 0; i < COUNT(halves); i++) {
+        if (!device->kernels[halves[i]]) continue;
+        body(device, halves[i]);
+        ran++;
+    }
+    cr_assert(ran == (device->ops->host_memory ? 2 : 1));
+    iso_device_destroy(&device);
 }
 
 void append_layer(iso_module *net, const char *name, iso_module *layer) {
@@ -28,9 +47,9 @@ iso_module *new_relu(iso_device *device) {
     return layer;
 }
 
-iso_module *with_autocast(iso_module *model) {
+iso_module *with_autocast(iso_module *model, iso_dtype half) {
     iso_module *wrapped;
-    OK(iso_autocast_create_take(model, ISO_BF16, &wrapped));
+    OK(iso_autocast_create_take(model, half, &wrapped));
     return wrapped;
 }
 
@@ -48,6 +67,11 @@ double *doubles(iso_tensor *t) {
     for (int64_t i = 0; i < t->count; i++) copy[i] = (double)((float *)host)[i];
     OK(iso_tensor_unmap(t));
     return copy;
+}
+
+double half_value(iso_dtype half, double x) {
+    return half == ISO_BF16 ? bf16_value(bf16_nearest(x))
+                            : (double)half_float(half, half_bits(half, (float)x));
 }
 
 bool same_bits(iso_tensor *a, iso_tensor *b) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Single layers under autocast on a GPU: what they compute from, shared and frozen parameters,
-// layers of users, and what is refused.
-#include "gpu/autocast_fixture.h"
+// Single layers under autocast: what they compute from, shared and frozen parameters, layers of
+// users, and what is refused.
+#include "common/autocast_fixture.h"
 #include "common/balance.h"
 #include "common/oracle.h"
 #include "nn/nn_impl.h"
@@ -9,36 +9,38 @@
 #include <math.h>
 #include <string.h>
 
-TestSuite(gpu_autocast_layers, .timeout = 120, .fini = balance_check);
+TestSuite(autocast_layers, .timeout = 120, .fini = balance_check);
 
 enum { ROWS = 12, IN = 20, HIDDEN = 24, CLASSES = 5 };
 
 // ---- One layer --------------------------------------------------------------------------------------
 
-static void rounded(double *x, int64_t count) {
-    for (int64_t i = 0; i < count; i++) x[i] = bf16_value(bf16_nearest(x[i]));
+static void rounded(iso_dtype half, double *x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) x[i] = half_value(half, x[i]);
 }
 
-// Compares a tensor with doubles as check_pair does, of bf16 that was widened behind the layer.
-static void check(const double *want, iso_tensor *t, bool low, const char *what) {
+// Compares a tensor with doubles as check_pair does. half: it was widened from that type behind the
+// layer; ISO_F32: it was not.
+static void check(const double *want, iso_tensor *t, iso_dtype half, const char *what) {
+    double rounding = half == ISO_BF16 ? 0x1p-8 : half == ISO_F16 ? 0x1p-11 : 0;
     double *got = doubles(t), largest = 1;
     for (int64_t i = 0; i < t->count; i++) largest = fmax(largest, fabs(want[i]));
     for (int64_t i = 0; i < t->count; i++) {
-        double allowed = 1.1e-5 * largest + (low ? 0x1p-8 * fabs(want[i]) : 0);
+        double allowed = 1.1e-5 * largest + rounding * fabs(want[i]);
         cr_assert(fabs(got[i] - want[i]) <= allowed, "%s: number %d is %g, not %g", what, (int)i,
                   got[i], want[i]);
-        if (low) cr_assert(got[i] == bf16_value(bf16_nearest(got[i])), "%s: %a", what, got[i]);
+        if (half != ISO_F32) cr_assert(got[i] == half_value(half, got[i]), "%s: %a", what, got[i]);
     }
     free(got);
 }
 
-// Output and gradients are those of the oracle from rounded numbers. What the layer gives in bf16
-// is rounded once, so it is within half of the last of 8 bits (2^-8) of that; gradients of
-// parameters are sums in f32.
-Test(gpu_autocast_layers, a_linear_layer_computes_from_rounded_numbers_and_sums_in_f32) {
-    target on = {.device = open_cuda(), .dtype = ISO_F32};
+// Output and gradients are those of the oracle from rounded numbers. What the layer gives in 16
+// bits is rounded once, so it is within half of the last of 8 (2^-8) or 11 bits of that; gradients
+// of parameters are sums in f32.
+static void compute(iso_device *device, iso_dtype half) {
+    target on = {.device = device, .dtype = ISO_F32};
     on.kernels = on.device->kernels[ISO_F32];
-    iso_module *layer = new_linear(on.device, IN, CLASSES, 3), *net = with_autocast(layer);
+    iso_module *layer = new_linear(device, IN, CLASSES, 3), *net = with_autocast(layer, half);
     iso_parameter_list p = parameters_of(net);
     pair x = pair_2d(&on, ROWS, IN), dy = pair_2d(&on, ROWS, CLASSES);
     double *w = doubles(p.item[0]->value), *b = doubles(p.item[1]->value);
@@ -47,19 +49,21 @@ Test(gpu_autocast_layers, a_linear_layer_computes_from_rounded_numbers_and_sums_
     OK(iso_module_forward(net, x.t, &out));
     OK(iso_module_backward(net, dy.t, &grad_in));
     cr_assert(out->dtype == ISO_F32 && grad_in->dtype == ISO_F32);
-    rounded(x.d, ROWS * IN), rounded(dy.d, ROWS * CLASSES);
-    rounded(w, CLASSES * IN), rounded(b, CLASSES);
+    rounded(half, x.d, ROWS * IN), rounded(half, dy.d, ROWS * CLASSES);
+    rounded(half, w, CLASSES * IN), rounded(half, b, CLASSES);
     oracle_linear(ROWS, IN, CLASSES, x.d, w, b, false, y);
     oracle_linear_backward(ROWS, IN, CLASSES, x.d, w, dy.d, dw, db, dx);
-    check(y, out, true, "output");
-    check(dx, grad_in, true, "gradient of the input");
-    check(dw, p.item[0]->grad, false, "gradient of the weight");
-    check(db, p.item[1]->grad, false, "gradient of the bias");
+    check(y, out, half, "output");
+    check(dx, grad_in, half, "gradient of the input");
+    check(dw, p.item[0]->grad, ISO_F32, "gradient of the weight");
+    check(db, p.item[1]->grad, ISO_F32, "gradient of the bias");
     free(w), free(b);
     pair_destroy(&x), pair_destroy(&dy);
     iso_parameter_list_destroy(&p);
     iso_module_destroy(&net);
-    iso_device_destroy(&on.device);
+}
+Test(autocast_layers, a_linear_layer_computes_from_rounded_numbers_and_sums_in_f32) {
+    on_each_half(compute);
 }
 
 // ---- Parameters used more than once, or not trained -------------------------------------------------
@@ -79,7 +83,7 @@ static iso_module *new_stack(iso_device *device, int kind, iso_module **a, iso_m
     append_layer(net, "c", new_linear(device, HIDDEN, CLASSES, 6));
     if (kind == TIED) OK(iso_module_tie(*b, "weight", *a, "weight"));
     if (kind == TIED) OK(iso_module_tie(*b, "bias", *a, "bias"));
-    return with_autocast(net);
+    return with_autocast(net, ISO_BF16);
 }
 
 // One forward and backward from a fixed batch.
@@ -93,8 +97,8 @@ static void run_once(iso_module *net, pair *x, pair *dy) {
 }
 
 // The seed gives a and b the same values, so their gradients add up to that of a shared parameter.
-Test(gpu_autocast_layers, gradients_of_parameters_used_twice_add_up) {
-    target on = {.device = open_cuda(), .dtype = ISO_F32};
+Test(autocast_layers, gradients_of_parameters_used_twice_add_up) {
+    target on = {.device = open_any(), .dtype = ISO_F32};
     pair x = pair_2d(&on, ROWS, HIDDEN), dy = pair_2d(&on, ROWS, CLASSES);
     iso_module *a, *b, *shared_a, *shared_b, *own = new_stack(on.device, OWN, &a, &b);
     run_once(own, &x, &dy);
@@ -105,7 +109,7 @@ Test(gpu_autocast_layers, gradients_of_parameters_used_twice_add_up) {
             double *first = doubles(a->parameter[i]->grad);
             double *second = doubles(b->parameter[i]->grad);
             for (int64_t k = 0; k < a->parameter[i]->grad->count; k++) first[k] += second[k];
-            check(first, shared_a->parameter[i]->grad, false, "gradient of a shared parameter");
+            check(first, shared_a->parameter[i]->grad, ISO_F32, "gradient of a shared parameter");
             free(first), free(second);
         }
         iso_module_destroy(&net);
@@ -115,8 +119,8 @@ Test(gpu_autocast_layers, gradients_of_parameters_used_twice_add_up) {
     iso_device_destroy(&on.device);
 }
 
-Test(gpu_autocast_layers, a_frozen_weight_is_used_and_gets_no_gradient) {
-    target on = {.device = open_cuda(), .dtype = ISO_F32};
+Test(autocast_layers, a_frozen_weight_is_used_and_gets_no_gradient) {
+    target on = {.device = open_any(), .dtype = ISO_F32};
     pair x = pair_2d(&on, ROWS, HIDDEN), dy = pair_2d(&on, ROWS, CLASSES);
     iso_module *a, *b, *c, *d;
     iso_module *net = new_stack(on.device, OWN, &a, &b),
@@ -153,11 +157,12 @@ static iso_status needed(const iso_pieces *pieces, int k) {
     return ISO_OK;
 }
 
-Test(gpu_autocast_layers, a_weight_in_pieces_is_rounded_when_all_are_there) {
-    target on = {.device = open_cuda(), .dtype = ISO_F32};
+Test(autocast_layers, a_weight_in_pieces_is_rounded_when_all_are_there) {
+    target on = {.device = open_any(), .dtype = ISO_F32};
     enum { WIDTH = 21 };
     pair x = pair_2d(&on, ROWS, HIDDEN);
-    iso_module *layer = new_linear(on.device, HIDDEN, WIDTH, 3), *net = with_autocast(layer);
+    iso_module *layer = new_linear(on.device, HIDDEN, WIDTH, 3),
+               *net = with_autocast(layer, ISO_BF16);
     iso_parameter *w = layer->parameter[0];
     late_weight late = {.pieces = {.count = 2, .rows = 16, .needed = needed}, .value = w->value};
     iso_tensor *out, *whole;
@@ -196,7 +201,7 @@ static iso_status pass_back(iso_module *self, iso_call *call, iso_tensor *grad_o
 // One written before there was bf16, and one that knows it.
 static const iso_module_ops old_ops = {.type = "Old", .forward = pass, .backward_input = pass_back};
 static const iso_module_ops new_ops = {
-    .type = "New", .forward = pass, .backward_input = pass_back, .takes_bf16 = true};
+    .type = "New", .forward = pass, .backward_input = pass_back, .takes_half = true};
 
 static iso_module *new_own(iso_device *device, const iso_module_ops *ops) {
     iso_module *m = calloc(1, sizeof(*m));
@@ -211,8 +216,8 @@ static iso_module *new_cast(iso_device *device, iso_dtype dtype) {
 }
 
 // A layer that takes bf16 for f32 would read and write beyond what it was given.
-Test(gpu_autocast_layers, layers_that_do_not_say_so_are_not_given_bf16) {
-    target on = {.device = open_cuda(), .dtype = ISO_F32};
+Test(autocast_layers, layers_that_do_not_say_so_are_not_given_bf16) {
+    target on = {.device = open_any(), .dtype = ISO_F32};
     pair x = pair_2d(&on, ROWS, IN), dy = pair_2d(&on, ROWS, CLASSES);
     for (int kind = 0; kind < 3; kind++) {
         iso_module *net, *model;
@@ -222,7 +227,7 @@ Test(gpu_autocast_layers, layers_that_do_not_say_so_are_not_given_bf16) {
         if (kind == 2) append_layer(net, "up", new_cast(on.device, ISO_F32));
         append_layer(net, "own", new_own(on.device, kind == 1 ? &new_ops : &old_ops));
         if (kind == 2) append_layer(net, "down", new_cast(on.device, ISO_BF16));
-        model = with_autocast(net);
+        model = with_autocast(net, ISO_BF16);
         if (kind == 0) {
             cr_assert(iso_module_forward(model, x.t, &out) == ISO_ERR_TYPE);
             cr_assert(strstr(iso_last_error()->message, "Old \"own\" does not take bf16"));
@@ -236,15 +241,15 @@ Test(gpu_autocast_layers, layers_that_do_not_say_so_are_not_given_bf16) {
     iso_device_destroy(&on.device);
 }
 
-Test(gpu_autocast_layers, what_cannot_be_in_bf16_says_so) {
-    iso_device *device = open_cuda();
+Test(autocast_layers, what_cannot_be_in_bf16_says_so) {
+    iso_device *device = open_any();
     target on = {.device = device, .dtype = ISO_F32};
     pair x = pair_2d(&on, ROWS, IN);
     iso_module *net = new_linear(device, IN, CLASSES, 3), *wrapped,
                *cast = new_cast(device, ISO_BF16);
     iso_tensor *out;
-    cr_assert(iso_autocast_create_take(iso_module_retain(net), ISO_F16, &wrapped) == ISO_ERR_ARG);
-    cr_assert(strstr(iso_last_error()->message, "use bf16"));
+    cr_assert(iso_autocast_create_take(iso_module_retain(net), ISO_F64, &wrapped) == ISO_ERR_ARG);
+    cr_assert(strstr(iso_last_error()->message, "f64: use bf16 or f16"));
     cr_assert(iso_autocast_create_take(NULL, ISO_BF16, &wrapped) == ISO_ERR_ARG);
     OK(iso_module_forward(cast, x.t, &out));
     OK(iso_module_to(net, ISO_F64));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Models under autocast on several ranks: lazy steps have the bits of blocking ones.
+#include "common/any_device.h"
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 
@@ -7,13 +8,8 @@
 #include <isotherm/parallel.h>
 #include <string.h>
 
-static void setup(void) {
-    setenv("ISO_TEST_DEVICE", "cuda", 1);
-    test_mpi_setup();
-}
-
-TestSuite(np1_gpu_autocast, .init = setup, .fini = test_mpi_teardown, .timeout = 120);
-TestSuite(np2_gpu_autocast, .init = setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np1_autocast, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np2_autocast, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 
 enum { PIXELS = TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE, HIDDEN = 96, STEPS = 8 };
 
@@ -37,12 +33,14 @@ static iso_status fill(iso_device *device, bool dropout, iso_module *net) {
     return append(net, iso_linear_create(device, HIDDEN, TRAINER_CLASSES, true, &rng, &m), &m);
 }
 
+static iso_dtype half = ISO_BF16;
+
 static iso_status build(iso_device *device, bool dropout, iso_module **out) {
     iso_module *net;
     iso_status status = iso_sequential_create(device, &net);
     if (status < 0) return status;
     status = fill(device, dropout, net);
-    if (status >= 0) return iso_autocast_create_take(net, ISO_BF16, out);
+    if (status >= 0) return iso_autocast_create_take(net, half, out);
     iso_module_destroy(&net);
     return status;
 }
@@ -60,18 +58,23 @@ static uint64_t hash_of(iso_sync sync, double piece_mb) {
 
 // piece_mb: weights are updated in pieces while the layer that rounds them is waiting.
 static void lazy_is_blocking(double piece_mb) {
-    if (iso_device_count("cuda") == 0) test_mpi_skip("there is no GPU, or no CUDA in this build");
+    if (iso_device_count(test_device()) == 0) test_mpi_skip("there is no such device");
     uint64_t blocking = hash_of(ISO_SYNC_BLOCKING, piece_mb);
     iso_assert_all(hash_of(ISO_SYNC_LAZY, piece_mb) == blocking);
 }
 
-Test(np1_gpu_autocast, lazy_steps_have_the_bits_of_blocking_ones) { lazy_is_blocking(0); }
-Test(np2_gpu_autocast, lazy_steps_have_the_bits_of_blocking_ones) { lazy_is_blocking(0); }
-Test(np2_gpu_autocast, the_same_with_weights_in_pieces) { lazy_is_blocking(0.005); }
+Test(np1_autocast, lazy_steps_have_the_bits_of_blocking_ones) { lazy_is_blocking(0); }
+Test(np2_autocast, lazy_steps_have_the_bits_of_blocking_ones) { lazy_is_blocking(0); }
+Test(np2_autocast, the_same_in_f16) {
+    if (strcmp(test_device(), "cpu") != 0) test_mpi_skip("a GPU has no f16 activations");
+    half = ISO_F16;
+    lazy_is_blocking(0);
+}
+Test(np2_autocast, the_same_with_weights_in_pieces) { lazy_is_blocking(0.005); }
 
 // The optimizer is tied to the wrapper, so that the wrapper has to be outermost.
-Test(np2_gpu_autocast, does_not_go_around_data_parallel) {
-    if (iso_device_count("cuda") == 0) test_mpi_skip("there is no GPU, or no CUDA in this build");
+Test(np2_autocast, does_not_go_around_data_parallel) {
+    if (iso_device_count(test_device()) == 0) test_mpi_skip("there is no such device");
     trainer_config config = trainer_default();
     trainer t;
     iso_module *outer;
