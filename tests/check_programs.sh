@@ -287,6 +287,8 @@ lazy=$(hash_of --data good --model resnet18 --batch 2 --steps 2 --autocast bf16)
 result $? "--autocast bf16 gives lazy the parameters of blocking"
 refused 2 "activations of f16 on a GPU" '--autocast f16 is for --device cpu: use --autocast bf16' --autocast f16 \
     --device cuda --data nowhere
+refused 2 "activations of f16 in products of bf16" '--math bf16 would round activations of f16 to bf16: remove it' \
+    --autocast f16 --math bf16 --data nowhere
 refused 2 "rounded activations of f64" '--autocast bf16 rounds f32: remove it or --dtype f64' --autocast bf16 \
     --dtype f64 --data nowhere
 

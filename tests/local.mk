@@ -9,7 +9,7 @@ MPI_LOG_COMPILER = $(SHELL) $(top_srcdir)/tests/run_mpi.sh
 SH_LOG_DRIVER = $(TAP_DRIVER)
 SH_LOG_COMPILER = $(SHELL)
 TESTED_MPI = MPICC='$(MPICC)'; MPIRUN='$(MPIRUN)'; MPIRUN_FLAGS='$(MPIRUN_FLAGS)'; export MPICC MPIRUN MPIRUN_FLAGS;
-AM_TESTS_ENVIRONMENT = $(TESTED_MPI) $(PRELOAD)
+AM_TESTS_ENVIRONMENT = $(TESTED_MPI) $(PRELOAD) ISO_TEST_HAS_GPU='$(HAVE_GPU)'; export ISO_TEST_HAS_GPU;
 
 # Preloaded into tests, so that ranks that wait leave the cores to others: make check PATIENT_RANKS= does without. So do
 # sanitizers, which want to be loaded first.

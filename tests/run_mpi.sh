@@ -7,6 +7,7 @@
 #        ISO_TEST_ONCE=N: a test that there is for several numbers of ranks runs on one of them: N ranks, else the next
 #        number above, else the most; tests on 1 rank do not run
 #        ISO_TEST_WITHOUT: SUITE/TESTs that are skipped
+#        ISO_TEST_HAS_GPU: a command that fails where there is no GPU; tests of GPUs are then skipped without a launch
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -38,9 +39,8 @@ choose_once() { # ranks
         }
         END { for (i = 1; i <= count; i++) if (best[order[i]] != 1) print "np" best[order[i]] order[i] }'
 }
-# Tests of GPUs skip themselves where there is none, which costs a launch each.
 lacks_gpu() {
-    case $program in tests/gpu/*) [ "${ISO_TEST_DEVICE:-}" != cuda ] && ! [ -e /dev/nvidiactl ] ;; *) false ;; esac
+    case $program in tests/gpu/*) ! ${ISO_TEST_HAS_GPU:-true} ;; *) false ;; esac
 }
 is_left_out() { # SUITE/TEST
     case " ${ISO_TEST_WITHOUT:-} " in *" $1 "*) return 0 ;; esac

@@ -37,6 +37,11 @@ static iso_status check_autocast(const train_options *o) {
     if (strcmp(o->dtype, "f32") != 0)
         return train_error(ISO_ERR_ARG, "--autocast %s rounds f32: remove it or --dtype %s",
                            o->autocast, o->dtype);
+    if (strcmp(o->autocast, "f16") == 0 && strcmp(o->math, "f32") != 0)
+        return train_error(ISO_ERR_ARG,
+                           "--math %s would round activations of f16 to bf16: remove it or "
+                           "--autocast f16",
+                           o->math);
     if (strcmp(o->autocast, "f16") == 0 && strncmp(o->device, "cuda", 4) == 0)
         return train_error(ISO_ERR_ARG, "--autocast f16 is for --device cpu: use --autocast bf16");
     return ISO_OK;

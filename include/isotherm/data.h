@@ -105,8 +105,8 @@ iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **ou
 // .hdf5) with the data sets x_train and y_train for training, x_test and y_test for testing, with
 // images and labels as in iso_dataset_read_idx; or a folder of pictures, opened as by
 // iso_dataset_open_images with a config of zeros except `part`. NULL and "digits" generate as many
-// digits as MNIST has (60000 for training, 10000 for testing), or as ISO_DIGITS says. A folder of pictures without train
-// and val is for training only (else ISO_ERR_FORMAT).
+// digits as MNIST has (60000 for training, 10000 for testing), or as ISO_DIGITS says. A folder of
+// pictures without train and val is for training only (else ISO_ERR_FORMAT).
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out);
 
 // How to read a CSV file. In the lists below, give each column by its name in the header or its

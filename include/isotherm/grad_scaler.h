@@ -42,7 +42,8 @@ void iso_grad_scaler_destroy(iso_grad_scaler **scaler);
 double iso_grad_scaler_get_scale(const iso_grad_scaler *scaler);
 
 // Local. Multiplies the gradient of the loss by the scale: call it before backward, once for each
-// gradient (with gradient accumulation, for each micro-step). Not for gradients of 16 bits (iso_tensor_scale).
+// gradient (with gradient accumulation, for each micro-step). Not for gradients of 16 bits
+// (iso_tensor_scale).
 iso_status iso_grad_scaler_scale(const iso_grad_scaler *scaler, iso_tensor *gradient);
 // Collective. Divides the gradients of module by the scale, and finds out whether one is NaN or
 // infinite on any rank. Completes all exchanges first. ISO_ERR_STATE if it was called already since

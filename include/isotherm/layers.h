@@ -92,8 +92,8 @@ iso_status iso_flatten_create(iso_device *device, iso_module **out);
 iso_status iso_dropout_create(iso_device *device, double p, iso_rng *rng, iso_module **out);
 iso_status iso_dropout2d_create(iso_device *device, double p, iso_rng *rng, iso_module **out);
 // Converts its input to another element type, and gradients back to the type of the input. Put it
-// between an f32 layer and an f64 one. With dtype ISO_BF16 or ISO_F16 the layers after it have
-// activations of that type, see iso_autocast_create_take.
+// between an f32 layer and an f64 one. With dtype ISO_BF16 or, on CPUs, ISO_F16 the layers after it
+// have activations of that type, see iso_autocast_create_take.
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out);
 // Log-softmax over the last dimension of [N, K].
 iso_status iso_log_softmax_create(iso_device *device, iso_module **out);
@@ -235,8 +235,8 @@ iso_status iso_choice_mutate(iso_module *model, uint64_t random, void *user);
 iso_status iso_autocast_create_take(iso_module *module, iso_dtype dtype, iso_module **out);
 // With keep, an Autocast in training returns the output of its module unconverted, in 16 bits, and
 // takes a gradient of that type. Use it if a loss follows: it saves two conversions per step, and
-// results are bitwise identical. Such a gradient cannot be scaled (iso_tensor_scale). In evaluation mode the
-// output still has the type of the input. ISO_ERR_ARG for any other module.
+// results are bitwise identical. Such a gradient cannot be scaled (iso_tensor_scale). In evaluation
+// mode the output still has the type of the input. ISO_ERR_ARG for any other module.
 iso_status iso_autocast_keep_output(iso_module *autocast, bool keep);
 
 // ---- Several inputs and outputs ----

@@ -37,8 +37,8 @@ iso_status iso_loss_create_with(iso_device *device, const iso_loss_config *confi
 // not wanted) is the gradient of the mean; the loss owns it, and it is valid until the next call.
 //
 // output is f32 or f64, or bf16 or f16 from an Autocast: the computation is then in f32, and the
-// gradient is rounded to the type of output. For ISO_MSE and the kinds after it, the target is 1 at the label and 0
-// elsewhere. ISO_ERR_ARG for a label outside [0, K); the message names the row.
+// gradient is rounded to the type of output. For ISO_MSE and the kinds after it, the target is 1 at
+// the label and 0 elsewhere. ISO_ERR_ARG for a label outside [0, K); the message names the row.
 iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *labels,
                             double *value, int64_t *correct, iso_tensor **grad);
 // For ISO_MSE and the kinds after it: computes the loss for a target tensor of the shape and type

@@ -271,7 +271,7 @@ struct iso_module {
     iso_device *device;
     const char *name;      // last component of its name in its first container; "" for a root
     iso_dtype dtype;       // of parameters and buffers; without any, of the latest input
-    iso_dtype activations; // type of the input of the current call: dtype; bf16 or f16 if dtype is f32
+    iso_dtype activations; // type of the input of the current call
     bool training;         // true at creation
     bool backward_failed;  // the last backward failed, and no forward has followed it
     int references;

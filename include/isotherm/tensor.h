@@ -61,8 +61,9 @@ iso_status iso_tensor_unmap(iso_tensor *tensor);
 iso_status iso_tensor_fill(iso_tensor *tensor, double value);
 // Local. Copies between tensors of one shape (else ISO_ERR_SHAPE). Converts layouts, and on one
 // device types between f32, f64, bf16 and, on CPUs, f16 (rounded to nearest; on CPUs f64 is rounded
-// to f32 first). Other conversions of type are ISO_ERR_UNSUPPORTED. Between two devices (PyTorch: tensor.to(device)) the call goes through the host and waits
-// until the copy is complete; `to` must not be mapped.
+// to f32 first). Other conversions of type are ISO_ERR_UNSUPPORTED. Between two devices (PyTorch:
+// tensor.to(device)) the call goes through the host and waits until the copy is complete; `to` must
+// not be mapped.
 iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to);
 // Local. Multiplies every element of a logical f32 or f64 tensor by factor. ISO_ERR_UNSUPPORTED for
 // other tensors.

@@ -68,7 +68,7 @@ static void read_value(int i, char out[VALUE_ROOM]) {
     char *end;
     double number = strtod(text ? text : "", &end);
     if (text && end != text && !*end)
-        snprintf(out, VALUE_ROOM, "%g", number);
+        snprintf(out, VALUE_ROOM, "%.10g", number);
     else
         snprintf(out, VALUE_ROOM, "%s", text ? text : "");
 }

@@ -184,7 +184,8 @@ static int64_t squared_distance(point p, point a, point b) {
     return across * across / length2;
 }
 
-// How much of a pixel at this squared distance a line covers, of ONE. Its edge fades over one pixel.
+// How much of a pixel at this squared distance a line covers, of ONE. Its edge fades over one
+// pixel.
 static int cover_of(pen with, int64_t far2) {
     int64_t inside = with.radius - ONE / 2, outside = with.radius + ONE / 2;
     if (far2 >= outside * outside) return 0;
@@ -291,8 +292,7 @@ static void draw_clutter(uint8_t *image, draws *random) {
     }
 }
 
-// Half a word for each pixel, and of that a byte for each of two even draws: their difference has a
-// triangular distribution.
+// Each pixel takes 16 random bits: the difference of their two bytes has a triangular distribution.
 ISO_CLONES static void add_words(const uint16_t *half, int strength, uint8_t *image) {
     for (int p = 0; p < PIXELS; p++) {
         int difference = (half[p] & 255) - (half[p] >> 8);

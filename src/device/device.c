@@ -87,9 +87,10 @@ iso_status iso_device_set_math(iso_device *device, const char *name) {
 }
 
 iso_status iso__device_check_dtype(const iso_device *device, iso_dtype dtype) {
+    bool bf16 = dtype == ISO_F16 && device->kernels[ISO_BF16];
     ISO_CHECK(device->kernels[dtype], ISO_ERR_UNSUPPORTED,
-              "the %s device does not compute in %s: use f32 or f64", iso_device_name(device),
-              iso_dtype_name(dtype));
+              "the %s device does not compute in %s: use %s", iso_device_name(device),
+              iso_dtype_name(dtype), bf16 ? "bf16" : "f32 or f64");
     return ISO_OK;
 }
 

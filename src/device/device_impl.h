@@ -158,8 +158,8 @@ typedef struct iso_device_ops {
     // Whether its elements are in the order of a logical tensor, whatever its layout is.
     bool (*is_in_order)(iso_device *self, const iso_tensor *x);
     // Copies the logical contents between any layouts. Shapes may differ if the counts agree
-    // (flatten), unless both are blocked or, between two element types, one is. Types may differ
-    // (rounded to nearest; in host memory f64 is rounded to f32 first).
+    // (flatten) and not both are blocked. Element types may differ, too, between tensors of one
+    // shape (rounded to nearest; in host memory f64 is rounded to f32 first).
     iso_status (*copy)(iso_device *self, const iso_tensor *from, iso_tensor *to);
     // Host order <-> device, logical, whole tensor.
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);
@@ -195,8 +195,8 @@ typedef struct iso__rounding {
 } iso__rounding;
 
 typedef struct iso_kernel_ops {
-    // In the tables of bf16 and f16 only: the same as `count` calls of copy(). No tensor that is written
-    // overlaps any of the others.
+    // In the tables of bf16 and f16 only: the same as `count` calls of copy(). No tensor that is
+    // written overlaps any of the others.
     iso_status (*round_many)(iso_device *self, int count, const iso__rounding *of);
     // ---- Layers. b may be NULL; accumulate: += instead of =. ----
     // arrival: of w; NULL: w has arrived. b has always arrived.

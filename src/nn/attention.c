@@ -11,7 +11,7 @@ typedef struct attention {
     int64_t embed, heads;
     bool causal;
     iso_parameter *weight, *bias; // of the projection to queries, keys and values; bias NULL: none
-    iso__rounded rounded;         // of the latest forward in 16 bits
+    iso__rounded rounded;         // of the latest forwards in 16 bits
 } attention;
 
 // ---- Projections ----------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ static iso_status backward_projection(iso_module *self, iso_call_many *many, int
     ISO_TRY(iso_call_tensor(self, &many->grad_in[i], 3, in->shape, ISO_LAYOUT_LOGICAL));
     *grad_in = many->grad_in[i];
     iso_tensor dx = iso__rows_of(*grad_in);
-    iso_tensor *w = iso__called_value(self, l->weight, l->rounded.values.weight);
+    iso_tensor *w = iso__called_weight(self, l->weight, &l->rounded);
     take_projection(l, many->in.count, i, (iso__values){.weight = w}, &p);
     return kernels->linear_backward_input(self->device, &dy, &p.weight, &dx);
 }

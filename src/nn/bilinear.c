@@ -8,7 +8,7 @@ typedef struct bilinear {
     iso_module base;
     int64_t in1, in2, out;
     iso_parameter *weight, *bias; // bias NULL: none
-    iso__rounded rounded;         // of the latest forward in 16 bits
+    iso__rounded rounded;         // of the latest forwards in 16 bits
 } bilinear;
 
 // A parameter's tensor weight[out, in1, in2] as that of the linear layer.
@@ -65,7 +65,7 @@ static iso_status backward_inputs(iso_module *self, iso_call_many *many, const i
     const iso_kernel_ops *kernels = iso__kernels(dy);
     const iso_tensor *x[2];
     iso_tensor *dx[2] = {NULL, NULL};
-    iso_tensor w = flat_weight(l, iso__called_value(self, l->weight, l->rounded.values.weight));
+    iso_tensor w = flat_weight(l, iso__called_weight(self, l->weight, &l->rounded));
     ISO_TRY(iso_call_tensor(self, &many->aux[1][0], 2, many->aux[0][0]->shape, ISO_LAYOUT_LOGICAL));
     ISO_TRY(kernels->linear_backward_input(self->device, dy, &w, many->aux[1][0]));
     for (int i = 0; i < 2; i++) {

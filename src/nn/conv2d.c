@@ -6,7 +6,7 @@ typedef struct conv2d {
     iso_module base;
     iso_conv2d_config config;     // with stride, dilation and groups filled in
     iso_parameter *weight, *bias; // bias NULL: none
-    // The parameters in 16 bits, for the latest forward in these. On a device with memory of its
+    // The parameters in 16 bits, of the latest forwards in these. On a device with memory of its
     // own the weight has the layout of the output.
     iso__rounded rounded;
 } conv2d;
@@ -64,7 +64,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     conv2d *l = iso_container_of(self, conv2d, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 4, call->in->shape, call->in->layout));
     *grad_in = call->grad_in;
-    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.values.weight);
+    const iso_tensor *w = iso__called_weight(self, l->weight, &l->rounded);
     return iso__kernels(call->in)->conv2d_backward_input(self->device, &l->config, grad_out, w,
                                                          call->grad_in);
 }

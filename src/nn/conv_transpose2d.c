@@ -8,7 +8,7 @@ typedef struct conv_transpose2d {
     iso_conv2d_config conv; // from our output to our input
     int64_t output_padding[2];
     iso_parameter *weight, *bias; // bias NULL: none
-    iso__rounded rounded;         // of the latest forward in 16 bits
+    iso__rounded rounded;         // of the latest forwards in 16 bits
 } conv_transpose2d;
 
 static int64_t out_size(const conv_transpose2d *l, const iso_tensor *in, int axis) {
@@ -51,7 +51,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     const conv_transpose2d *l = iso_container_of(self, conv_transpose2d, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 4, call->in->shape, call->in->layout));
     *grad_in = call->grad_in;
-    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.values.weight);
+    const iso_tensor *w = iso__called_weight(self, l->weight, &l->rounded);
     return iso__kernels(call->in)->conv2d_forward(self->device, &l->conv, grad_out, w, NULL,
                                                   ISO_ACT_NONE, call->grad_in);
 }

@@ -71,7 +71,8 @@ iso_status iso__check_inputs(const iso_module *module, const iso_tensors *in) {
     char label[ISO_LABEL_ROOM];
     ISO_TRY(check_count(module, in->count));
     for (int i = 0; i < in->count; i++) ISO_TRY(check_input(module, in->item[i]));
-    if (in->count == 1 || module->child_count > 0) return ISO_OK;
+    bool container = module->child_count > 0 && !iso__has_type(module);
+    if (in->count == 1 || container) return ISO_OK;
     iso_dtype first = iso__type_of(in->item, in->count);
     for (int i = 0; i < in->count; i++)
         ISO_CHECK(iso__is_index(in->item[i]->dtype) || in->item[i]->dtype == first, ISO_ERR_TYPE,

@@ -6,7 +6,7 @@ typedef struct linear {
     iso_module base;
     int64_t in_features, out_features;
     iso_parameter *weight, *bias; // bias NULL: none
-    iso__rounded rounded;         // the parameters in 16 bits, for the latest forward in these
+    iso__rounded rounded;         // the parameters in 16 bits, of the latest forwards in these
 } linear;
 
 // ---- Forward ----------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
         iso_call_tensor(self, &call->grad_in, call->in->ndim, call->in->shape, ISO_LAYOUT_LOGICAL));
     *grad_in = call->grad_in;
     iso_tensor dy = iso__rows_of(grad_out), dx = iso__rows_of(call->grad_in);
-    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.values.weight);
+    const iso_tensor *w = iso__called_weight(self, l->weight, &l->rounded);
     return iso__kernels(call->in)->linear_backward_input(self->device, &dy, w, &dx);
 }
 

@@ -15,8 +15,8 @@ iso_status iso__module_add_tensors_take(iso_module *module, const char *name, is
 // without the wrapper. Takes one reference of child, on failure too.
 iso_status iso__module_add_wrapped_take(iso_module *wrapper, iso_module *child);
 
-// As iso_module_add_child_take; name NULL: the number of the child. ISO_ERR_ARG unless module is one
-// of `ops`.
+// As iso_module_add_child_take; name NULL: the number of the child. ISO_ERR_ARG unless module is
+// one of `ops`.
 iso_status iso__module_add_numbered_take(iso_module *module, const iso_module_ops *ops,
                                          const char *name, iso_module *child);
 
@@ -30,19 +30,24 @@ iso_status iso__call_tensor_of(iso_module *module, iso_dtype dtype, iso_tensor *
 typedef struct iso__values {
     iso_tensor *weight, *bias;
 } iso__values;
-// A layer's copies of parameters whose type is not that of its activations.
-typedef struct iso__rounded {
+// A layer's copies of parameters in a type of its activations.
+typedef struct iso__rounded_copy {
     iso__values values; // NULL until first used
     bool ready;         // rounded for the forward that runs, and not taken yet
+} iso__rounded_copy;
+// In bf16 and in f16. Calls of both types may be outstanding.
+typedef struct iso__rounded {
+    iso__rounded_copy copy[2];
 } iso__rounded;
+static inline int iso__rounded_index(iso_dtype half) { return half == ISO_F16; }
 // *out gets the tensors to use in a call: the parameters' own or, if activations have another type,
 // copies of that type in *rounded. layout: of a weight that is rounded.
 iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_parameter *weight,
                             const iso_parameter *bias, iso__rounded *rounded, iso__values *out);
 void iso__rounded_destroy(iso__rounded *rounded); // it may be used again
-// For backward: the tensor that iso__call_values chose for this parameter. slot: its copy.
-iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,
-                              iso_tensor *slot);
+// For backward: the tensor that iso__call_values chose for this weight.
+iso_tensor *iso__called_weight(const iso_module *module, const iso_parameter *weight,
+                               const iso__rounded *rounded);
 iso__rounded *iso__linear_rounded(iso_module *module); // NULL for other modules
 iso__rounded *iso__conv2d_rounded(iso_module *module); // the same
 

@@ -16,9 +16,10 @@ static iso_status value_for(iso_module *module, const iso_parameter *parameter, 
 iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_parameter *weight,
                             const iso_parameter *bias, iso__rounded *rounded, iso__values *out) {
     iso_device *device = module->device;
-    iso__values *low = &rounded->values;
-    bool ready = rounded->ready && low->weight->layout == layout;
-    rounded->ready = false; // parameters may have changed by the next call
+    iso__rounded_copy *copy = &rounded->copy[iso__rounded_index(module->activations)];
+    iso__values *low = &copy->values;
+    bool ready = copy->ready && low->weight->layout == layout;
+    copy->ready = false; // parameters may have changed by the next call
     ISO_TRY(value_for(module, weight, layout, &low->weight, &out->weight));
     ISO_TRY(value_for(module, bias, ISO_LAYOUT_LOGICAL, &low->bias, &out->bias));
     if (ready || out->weight == weight->value) return ISO_OK;
@@ -28,12 +29,15 @@ iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_par
 }
 
 void iso__rounded_destroy(iso__rounded *rounded) {
-    iso_tensor_destroy(&rounded->values.weight);
-    iso_tensor_destroy(&rounded->values.bias);
-    rounded->ready = false;
+    for (int i = 0; i < 2; i++) {
+        iso_tensor_destroy(&rounded->copy[i].values.weight);
+        iso_tensor_destroy(&rounded->copy[i].values.bias);
+        rounded->copy[i].ready = false;
+    }
 }
 
-iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,
-                              iso_tensor *slot) {
-    return parameter->value->dtype == module->activations ? parameter->value : slot;
+iso_tensor *iso__called_weight(const iso_module *module, const iso_parameter *weight,
+                               const iso__rounded *rounded) {
+    if (weight->value->dtype == module->activations) return weight->value;
+    return rounded->copy[iso__rounded_index(module->activations)].values.weight;
 }

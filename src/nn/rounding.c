@@ -26,27 +26,26 @@ static iso__rounded *rounded_of(iso_module *module) {
     return rounded ? rounded : iso__conv2d_rounded(module);
 }
 
-// Whether the copy that an earlier call left still has the right shape and type.
-static bool may_take(iso_dtype type, const iso_parameter *parameter, const iso_tensor *low) {
-    return low && low->dtype == type && parameter->value->dtype == ISO_F32 &&
+// Whether the copy that an earlier call left still has the right shape.
+static bool may_take(const iso_parameter *parameter, const iso_tensor *low) {
+    return low && parameter->value->dtype == ISO_F32 &&
            iso__tensor_same_shape(parameter->value, low);
 }
 
 // parameter[]: weight, then bias if there is one.
-static bool can_round(iso_dtype type, const iso_module *module, const iso__rounded *rounded) {
-    if (module->activations != type) return false; // its last call was in another
-    if (!may_take(type, module->parameter[0], rounded->values.weight)) return false;
-    return module->parameter_count == 1 ||
-           may_take(type, module->parameter[1], rounded->values.bias);
+static bool can_round(const iso_module *module, const iso__rounded_copy *copy) {
+    if (!may_take(module->parameter[0], copy->values.weight)) return false;
+    return module->parameter_count == 1 || may_take(module->parameter[1], copy->values.bias);
 }
 
 static iso_status add_layer(iso__roundings *r, iso_module *module) {
     iso__rounded *rounded = rounded_of(module);
-    if (!rounded || rounded->ready || !can_round(r->dtype, module, rounded)) return ISO_OK;
-    iso_tensor *const low[] = {rounded->values.weight, rounded->values.bias};
+    iso__rounded_copy *copy = rounded ? &rounded->copy[iso__rounded_index(r->dtype)] : NULL;
+    if (!copy || copy->ready || !can_round(module, copy)) return ISO_OK;
+    iso_tensor *const low[] = {copy->values.weight, copy->values.bias};
     for (int i = 0; i < module->parameter_count; i++)
         ISO_TRY(iso__roundings_add(r, module->parameter[i]->value, low[i]));
-    rounded->ready = true;
+    copy->ready = true;
     return ISO_OK;
 }
 
@@ -86,6 +85,6 @@ iso_status iso__roundings_add_below(iso__roundings *r, iso_module *module) {
 
 void iso__roundings_drop(iso_module *module) {
     iso__rounded *rounded = rounded_of(module);
-    if (rounded) rounded->ready = false;
+    for (int i = 0; rounded && i < 2; i++) rounded->copy[i].ready = false;
     for (int i = 0; i < module->child_count; i++) iso__roundings_drop(module->child[i]);
 }

@@ -79,8 +79,8 @@ Test(gpu_tuples, autocast_passes_indices) {
     on.kernels = on.device->kernels[ISO_F32];
     iso_module *passing = calloc(1, sizeof(*passing));
     OK(iso_module_init(passing, &passing_ops, on.device));
-    iso_module *net =
-        with_autocast(new_branches(on.device, passing, new_linear(on.device, IN, OUT, 3)), ISO_BF16);
+    iso_module *net = with_autocast(
+        new_branches(on.device, passing, new_linear(on.device, IN, OUT, 3)), ISO_BF16);
     pair x = pair_2d(&on, ROWS, IN), dy = pair_2d(&on, ROWS, OUT);
     iso_tensors in = {.count = 2, .item = {NULL, x.t}}, out, dx;
     iso_tensors g = {.count = 2, .item = {NULL, dy.t}}, indices = {.count = 1};

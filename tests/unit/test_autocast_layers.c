@@ -263,3 +263,83 @@ Test(autocast_layers, what_cannot_be_in_bf16_says_so) {
     iso_module_destroy(&net), iso_module_destroy(&cast);
     iso_device_destroy(&device);
 }
+
+// ---- Several types of activations -------------------------------------------------------------------
+
+// layer, under autocast to each of two types, one after the other; the same layer if `shared`.
+static iso_module *new_pair(iso_device *device, bool shared, iso_dtype first, iso_dtype second) {
+    iso_module *net, *a = new_linear(device, HIDDEN, HIDDEN, 5);
+    iso_module *b = shared ? iso_module_retain(a) : new_linear(device, HIDDEN, HIDDEN, 5);
+    OK(iso_sequential_create(device, &net));
+    append_layer(net, "a", with_autocast(a, first));
+    append_layer(net, "b", with_autocast(b, second));
+    return net;
+}
+
+// Each call has copies of the parameters in its own type, also in backward.
+Test(autocast_layers, a_layer_may_run_in_two_types) {
+    target on = {.device = open_any(), .dtype = ISO_F32};
+    if (!on.device->kernels[ISO_F16]) cr_skip_test("this device has one type of 16 bits");
+    pair x = pair_2d(&on, ROWS, HIDDEN), dy = pair_2d(&on, ROWS, HIDDEN);
+    for (int order = 0; order < 2; order++) {
+        const iso_dtype first = order ? ISO_F16 : ISO_BF16, second = order ? ISO_BF16 : ISO_F16;
+        iso_module *apart = new_pair(on.device, false, first, second);
+        iso_module *shared = new_pair(on.device, true, first, second), *net[] = {apart, shared};
+        iso_tensor *out[2], *dx[2], *grad;
+        for (int i = 0; i < 2; i++) {
+            OK(iso_tensor_create(on.device, ISO_F32, 2, dy.t->shape, &grad));
+            OK(iso_tensor_copy(dy.t, grad));
+            OK(iso_module_forward(net[i], x.t, &out[i]));
+            OK(iso_module_backward(net[i], grad, &dx[i]));
+            iso_tensor_destroy(&grad);
+        }
+        cr_assert(same_bits(out[0], out[1]) && same_bits(dx[0], dx[1]));
+        iso_module_destroy(&apart), iso_module_destroy(&shared);
+    }
+    pair_destroy(&x), pair_destroy(&dy);
+    iso_device_destroy(&on.device);
+}
+
+// The outer Autocast rounds what the inner one, of another type, does not take.
+Test(autocast_layers, an_autocast_inside_another_of_another_type) {
+    target on = {.device = open_any(), .dtype = ISO_F32};
+    if (!on.device->kernels[ISO_F16]) cr_skip_test("this device has one type of 16 bits");
+    pair x = pair_2d(&on, ROWS, HIDDEN);
+    iso_module *layer = new_linear(on.device, HIDDEN, HIDDEN, 5), *net, *outer;
+    iso_tensor *out, *first;
+    OK(iso_sequential_create(on.device, &net));
+    append_layer(net, "inner", with_autocast(iso_module_retain(layer), ISO_F16));
+    append_layer(net, "outer", layer);
+    outer = with_autocast(net, ISO_BF16);
+    OK(iso_tensor_create(on.device, ISO_F32, 2, x.t->shape, &first));
+    for (int i = 0; i < 4; i++) {
+        OK(iso_module_forward(outer, x.t, &out));
+        if (i == 0) OK(iso_tensor_copy(out, first));
+        cr_assert(same_bits(out, first), "forward %d differs from the first", i);
+    }
+    iso_tensor_destroy(&first);
+    pair_destroy(&x);
+    iso_module_destroy(&outer);
+    iso_device_destroy(&on.device);
+}
+
+// Attention has a child, but is no container.
+Test(autocast_layers, attention_takes_inputs_of_one_type) {
+    iso_device *device = open_any();
+    if (!device->kernels[ISO_F32]->attention_forward) cr_skip_test("this device has no attention");
+    iso_attention_config config = {.embed_dim = HIDDEN, .num_heads = 2};
+    iso_rng rng = {.seed = 1};
+    iso_module *layer;
+    iso_tensors in = {.count = 2}, out;
+    OK(iso_multihead_attention_create(device, &config, &rng, &layer));
+    for (int i = 0; i < 2; i++) {
+        OK(iso_tensor_create(device, i ? ISO_F32 : ISO_BF16, 3, (int64_t[]){2, 3, HIDDEN},
+                             &in.item[i]));
+        OK(iso_tensor_fill(in.item[i], 0.5));
+    }
+    cr_assert(iso_module_forward_many(layer, &in, &out) == ISO_ERR_TYPE);
+    cr_assert(strstr(iso_last_error()->message, "inputs of bf16 and f32"));
+    for (int i = 0; i < 2; i++) iso_tensor_destroy(&in.item[i]);
+    iso_module_destroy(&layer);
+    iso_device_destroy(&device);
+}

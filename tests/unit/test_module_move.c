@@ -300,9 +300,9 @@ static void move_rounding(iso_device *home, iso_device *away) {
     iso_tensor *x = random_tensor(home, 2, (int64_t[]){3, 6}, 1), *y[2];
     for (int i = 0; i < 2; i++) cr_ok(iso_module_forward(net[0], x, &y[0]));
     iso_module *layer = net[0]->child[0]->child[0];
-    cr_assert_not_null(iso__linear_rounded(layer)->values.weight);
+    cr_assert_not_null(iso__linear_rounded(layer)->copy[0].values.weight);
     cr_ok(iso_module_to_device(net[0], away));
-    cr_assert_null(iso__linear_rounded(layer)->values.weight);
+    cr_assert_null(iso__linear_rounded(layer)->copy[0].values.weight);
     iso_tensor_destroy(&x);
     x = random_tensor(away, 2, (int64_t[]){3, 6}, 2);
     for (int i = 0; i < 2; i++) cr_ok(iso_module_forward(net[i], x, &y[i]));

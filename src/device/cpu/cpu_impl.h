@@ -44,7 +44,7 @@ typedef struct iso__cpu {
     iso_device base;
     iso_device_ops ops;
     iso_kernel_ops f32, f64; // plain kernels, some overwritten
-    iso_kernel_ops half;     // of bf16 and f16: call those of f32
+    iso_kernel_ops half;     // of bf16 and f16; most call those of f32
     bool bf16;               // math: linear layers and convolutions round what they multiply
     bool bf16_always;        // of tests: also where that takes longer than f32
     int64_t block;           // channels in a block of the blocked layout; f64 has no blocks

@@ -11,7 +11,10 @@ static int64_t stored_count(const iso__wide *w, int i) {
 
 static iso_status wide_memory(iso__cpu *cpu, size_t bytes, void **out) {
     if (bytes > cpu->wide_bytes) {
-        ISO_TRY(iso__realloc(&cpu->wide, 0, bytes));
+        iso__free(cpu->wide); // nothing in it is needed, so both need not fit
+        cpu->wide = NULL;
+        cpu->wide_bytes = 0;
+        ISO_TRY(iso__alloc(bytes, &cpu->wide));
         cpu->wide_bytes = bytes;
     }
     *out = cpu->wide;

@@ -20,8 +20,8 @@ typedef struct iso__wide {
     iso_tensor *as[ISO__WIDE_TENSORS];
 } iso__wide;
 
-// Sets w->as, in scratch memory that is valid until the next call of iso__widen. Contents of the
-// copies are undefined.
+// Sets w->as, in scratch memory that is valid until the next call of this or iso__widen. Contents
+// of the copies are undefined.
 iso_status iso__wide_open(iso__wide *w, iso_device *self, int count, const iso_tensor *const *x);
 void iso__wide_read(iso__wide *w, int i);        // given -> copy
 void iso__wide_write(const iso__wide *w, int i); // copy -> given, rounded

@@ -118,6 +118,7 @@ static iso_status open_attention(iso__wide *w, iso_device *self, const iso__atte
         for (int64_t r = 0; r < from.count; r++)
             iso__cpu_widen(y->dtype, from.width, from.data + r * from.stride,
                            (float *)w->copy[i].data + r * from.width);
+        w->given[i] = NULL; // write_rows writes them back
     }
     *wide = *args;
     wide->q = w->copy[Q].data, wide->k = w->copy[K].data, wide->v = w->copy[V].data;

@@ -347,7 +347,7 @@ void iso__onednn_fill_conv(iso_kernel_ops *ops) {
 
 // ---- Slots for bf16 and f16 -------------------------------------------------------------------------
 
-// Where oneDNN's kernels for bf16 are faster than widening for those of f32. By sizes only.
+// Where oneDNN's kernels for bf16 are faster than widening for those of f32.
 static bool suits_half(iso_device *self, int operation, const iso_conv2d_config *c,
                        const iso_tensor *x, const iso_tensor *y) {
     const iso__cpu *cpu = iso__cpu_of(self);

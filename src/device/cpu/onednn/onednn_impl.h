@@ -24,9 +24,9 @@ typedef struct iso__onednn_key {
     int64_t value[20];
 } iso__onednn_key;
 enum { ISO_ONEDNN_FLAGS = 2, ISO_ONEDNN_ROWS = 3, ISO_ONEDNN_RULE = 19 }; // indices of value
-enum { ISO_ONEDNN_ACCUMULATE = 4 | 8 }; // flags: weight and bias gradients are added to
-// Flags: what is multiplied is rounded to bf16, and the activations are bf16.
-enum { ISO_ONEDNN_BF16 = 64, ISO_ONEDNN_BF16_ACTIVATIONS = 128 };
+enum { ISO_ONEDNN_ACCUMULATE = 4 | 8 };     // flags: weight and bias gradients are added to
+enum { ISO_ONEDNN_BF16 = 64 };              // flag: operands are rounded to bf16
+enum { ISO_ONEDNN_BF16_ACTIVATIONS = 128 }; // flag: activations are bf16
 
 // Of a linear layer or a convolution: f32 throughout, f32 with operands that are rounded to bf16,
 // or bf16 activations.
@@ -48,8 +48,7 @@ enum {
 };
 // Those of a kernel with this result.
 iso__onednn_types iso__onednn_types_of(iso__onednn_math math, int result);
-// Those of the caller's tensors: x, y, w and b are f32, or with bf16 activations bf16, except for
-// gradients of parameters.
+// Those of the caller's tensors. Gradients of parameters are always f32.
 iso__onednn_types iso__onednn_caller_types(iso__onednn_math math, int result);
 // Whether the processor multiplies bf16.
 bool iso__onednn_has_bf16(void);

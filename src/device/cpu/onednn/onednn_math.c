@@ -9,7 +9,7 @@
 #define OPERAND_WORTH 12
 #define CALL_WORTH    (INT64_C(1) << 18)
 
-// The two that are multiplied are bf16 if the products are. A result is f32, except an activation.
+// Operands are bf16 unless the math is f32. A result is f32, unless it is an activation of bf16.
 iso__onednn_types iso__onednn_types_of(iso__onednn_math math, int result) {
     dnnl_data_type_t operand = math == ISO_ONEDNN_F32 ? dnnl_f32 : dnnl_bf16;
     dnnl_data_type_t activation = math == ISO_ONEDNN_ACTIVATIONS ? dnnl_bf16 : dnnl_f32;
