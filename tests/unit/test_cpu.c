@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The CPU device around its kernels: choice of a set, caching, repeatability, threads, refusals.
 #include "common/balance.h"
+#include "common/half_values.h"
+#include "device/cpu/half/cpu_half.h"
 #include "device/device_impl.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 TestSuite(cpu, .timeout = 60, .fini = balance_check);
@@ -168,6 +171,31 @@ Test(cpu, unknown_devices_are_refused_with_the_known_ones) {
     cr_assert(iso_device_create("cpu:1", &device) == ISO_ERR_ARG);
     cr_assert(device == NULL);
 }
+
+// ---- Conversions of 16 bits -------------------------------------------------------------------------
+
+enum { HALVES = 1 << 16, SINGLES = 1 << 20 };
+
+// As half.h does it, whatever instructions the processor has. All numbers of 16 bits, then floats
+// whose bits lie 4099 apart, from the smallest to NaN, and of both signs.
+static void convert_halves(iso_dtype type) {
+    uint16_t *half = malloc(HALVES * sizeof(*half)), *back = malloc(SINGLES * sizeof(*back));
+    float *wide = malloc(SINGLES * sizeof(*wide));
+    for (uint32_t i = 0; i < HALVES; i++) half[i] = (uint16_t)i;
+    iso__cpu_widen(type, HALVES, half, wide);
+    for (uint32_t i = 0; i < HALVES; i++) {
+        float want = half_float(type, i);
+        bool same = iso__bits_of(wide[i]) == iso__bits_of(want);
+        cr_assert(same || (isnan(wide[i]) && isnan(want)), "%x", i);
+    }
+    for (uint32_t i = 0; i < SINGLES; i++) wide[i] = iso__float_of(i * 4099u);
+    iso__cpu_narrow(type, SINGLES - 3, wide, back);
+    for (uint32_t i = 0; i < SINGLES - 3; i++)
+        cr_assert(back[i] == half_bits(type, wide[i]), "%x gives %x", i * 4099u, back[i]);
+    free(half), free(back), free(wide);
+}
+Test(cpu, bf16_is_converted_as_by_half_h) { convert_halves(ISO_BF16); }
+Test(cpu, f16_is_converted_as_by_half_h) { convert_halves(ISO_F16); }
 
 Test(cpu, other_element_types_are_refused_in_words) {
     for (int i = 0; i < 3; i++) {

@@ -15,6 +15,7 @@ PLAIN_KERNELS += src/device/cpu/plain/cpu_linear.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_loss.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_pool.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_update.c
+libiso_core_la_SOURCES += src/device/cpu/avx512/cpu_half_wide.c
 libiso_core_la_SOURCES += src/device/cpu/avx512/cpu_linear_wide.c
 libiso_core_la_SOURCES += src/device/cpu/avx512/cpu_transpose.c
 libiso_core_la_SOURCES += src/device/cpu/cpu.c

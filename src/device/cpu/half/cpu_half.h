@@ -46,6 +46,9 @@ static inline iso_tensor iso__as_f32(const iso_tensor *x) {
 // One of bf16 and f16, from and to f32.
 void iso__cpu_widen(iso_dtype type, int64_t count, const uint16_t *from, float *to);
 void iso__cpu_narrow(iso_dtype type, int64_t count, const float *from, uint16_t *to);
+// f16 with AVX-512 (cpu_half_wide.c): only if iso__cpu_is_wide().
+void iso__cpu_widen_f16_wide(int64_t count, const uint16_t *from, float *to);
+void iso__cpu_narrow_f16_wide(int64_t count, const float *from, uint16_t *to);
 
 // Slots, for those who take some calls themselves.
 iso_status iso__cpu_half_linear_forward(iso_device *self, const iso_tensor *x,

@@ -19,6 +19,8 @@ ISO_CLONES static void narrow_f16(int64_t count, const float *from, uint16_t *to
 void iso__cpu_widen(iso_dtype type, int64_t count, const uint16_t *from, float *to) {
     if (type == ISO_BF16)
         widen_bf16(count, from, to);
+    else if (iso__cpu_is_wide())
+        iso__cpu_widen_f16_wide(count, from, to);
     else
         widen_f16(count, from, to);
 }
@@ -26,6 +28,8 @@ void iso__cpu_widen(iso_dtype type, int64_t count, const uint16_t *from, float *
 void iso__cpu_narrow(iso_dtype type, int64_t count, const float *from, uint16_t *to) {
     if (type == ISO_BF16)
         narrow_bf16(count, from, to);
+    else if (iso__cpu_is_wide())
+        iso__cpu_narrow_f16_wide(count, from, to);
     else
         narrow_f16(count, from, to);
 }
