@@ -5,6 +5,7 @@
 
 #include <criterion/criterion.h>
 #include <isotherm/data.h>
+#include <stdlib.h>
 #include <string.h>
 
 TestSuite(digits, .fini = balance_check, .timeout = 60);
@@ -56,6 +57,22 @@ Test(digits, a_longer_set_starts_with_the_shorter_one) {
     }
     iso_dataset_destroy(&shorter);
     iso_dataset_destroy(&longer);
+}
+
+Test(digits, iso_digits_says_how_many) {
+    static const char *const values[] = {"60", "", NULL};
+    static const int64_t counts[][2] = {{60, 10}, {60000, 10000}, {60000, 10000}};
+    for (int i = 0; i < 3; i++)
+        for (int test = 0; test < 2; test++) {
+            iso_dataset *dataset;
+            iso_dataset_info info;
+            unsetenv("ISO_DIGITS");
+            if (values[i]) setenv("ISO_DIGITS", values[i], 1);
+            cr_assert_eq(iso_dataset_open("digits", !test, &dataset), ISO_OK);
+            iso_dataset_get_info(dataset, &info);
+            cr_assert_eq(info.count, counts[i][test]);
+            iso_dataset_destroy(&dataset);
+        }
 }
 
 Test(digits, no_test_image_is_a_training_image) {
