@@ -244,7 +244,7 @@ for _ in 1 2 3; do
     finish
     took=$(($(date +%s%N) - began))
     has_failed && [ ! -e c.lock ] &&
-        [ "$(grep -c '^train: stopped by SIGTERM: the newest checkpoint is c.step-' first)" = 1 ] && good=0
+        [ "$(grep -c '^train: stopped by SIGTERM[^:]*: the newest checkpoint is c.step-' first)" = 1 ] && good=0
     kill "$ticker"
     [ "$good" = 1 ] && { stood_still || [ "$took" -gt 900000000 ]; } || break
 done

@@ -21,6 +21,8 @@ static bool (*_Atomic on_stop)(int);
 static void (*_Atomic on_signal)(int);
 static void (*_Atomic on_end)(void);
 static void (*_Atomic on_exit_now)(void);
+static bool launched;            // by a launcher; MPI_Init may set its variables without one
+static _Atomic bool by_launcher; // the last signal
 
 static int64_t now_ms(void) {
     struct timespec now;
@@ -60,13 +62,16 @@ static _Noreturn void end_process(int code) {
     _exit(code);
 }
 
-// As the launcher numbers ranks: MPI cannot be asked here.
-static const char *rank_text(void) {
+// As the launcher numbers ranks: MPI cannot be asked here. NULL without a launcher.
+static const char *launched_rank(void) {
     static const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
     for (int i = 0; i < 3; i++)
         if (getenv(variables[i])) return getenv(variables[i]);
-    return "0";
+    return NULL;
 }
+static const char *rank_text(void) { return launched_rank() ? launched_rank() : "0"; }
+
+bool watch_by_launcher(void) { return by_launcher; }
 
 // MPI works for a while where nobody waits, too: a limit below a second means a second.
 static void check_limit(int64_t passed) {
@@ -98,8 +103,10 @@ static void *watch_signals(void *argument) {
     (void)argument;
     for (int64_t before = now_ms(), now;; before = now) {
         const struct timespec second = {.tv_sec = 1};
-        int code = sigtimedwait(&stops, NULL, &second);
+        siginfo_t info = {.si_pid = 0};
+        int code = sigtimedwait(&stops, &info, &second);
         void (*call)(void) = on_second;
+        by_launcher = code > 0 && info.si_pid == getppid() && launched;
         if (code > 0) leave_by_signal(code);
         now = now_ms();
         check_limit(now - before);
@@ -122,6 +129,7 @@ static void choose_signals(void) {
 void watch_start(const char *program) {
     pthread_t thread;
     name = program;
+    launched = launched_rank() != NULL;
     choose_signals();
     pthread_sigmask(SIG_BLOCK, &stops, NULL);
     if (pthread_create(&thread, NULL, watch_signals, NULL) == 0)

@@ -22,6 +22,8 @@ void watch_every_second(void (*call)(void));
 // returns true, the program goes on.
 void watch_stop(bool (*call)(int signal));
 void watch_farewell(void (*call)(int signal));
+// Whether the last signal came from the launcher (mpirun, orted), which is this rank's parent.
+bool watch_by_launcher(void);
 void watch_at_end(void (*call)(void));
 // Sets a function that the thread calls right before it ends the program, after the function of
 // watch_at_end; watch_clean does not call it.

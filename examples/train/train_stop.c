@@ -75,7 +75,10 @@ static void say_farewell(int code) {
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
     ssize_t written = redrawn ? write(STDOUT_FILENO, "\n", 1) : 0;
     (void)written;
-    say_how_to_go_on(name_signal(code));
+    // The launcher ends all ranks in this way.
+    bool ended = code == SIGTERM && watch_by_launcher();
+    say_how_to_go_on(ended ? "SIGTERM from the launcher, which was stopped or has lost a rank"
+                           : name_signal(code));
 }
 
 // In the thread of watch.h or before the run. A launcher may leave the run too little time.
