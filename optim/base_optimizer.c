@@ -40,12 +40,12 @@ iso_status iso__slot_tensor(const iso__base_optimizer *self, const iso__slot *sl
                              iso__slot_state(self, slot, kind), out);
 }
 
-// Elements of a parameter, and the update of which they are a piece.
+// A piece of a parameter's update.
 typedef struct piece_update {
     iso__piece piece;
     iso_dtype type;   // of the parameter
     void *rounded;    // the elements of a parameter that has master weights; else NULL
-    int64_t elements; // of the parameter that are updated here
+    int64_t elements; // elements of the parameter that this rank updates
     bool begins;      // the first piece of the update
 } piece_update;
 
@@ -61,7 +61,7 @@ static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, in
         ISO_TRY(iso__dp_state_find(self, i, first, count, &out->elements, &state_offset));
         iso__dp_state_forget(self);
     }
-    // A whole one after a piece: the update that had begun was given up.
+    // A piece that is the whole parameter begins an update: one under way was abandoned.
     out->begins = slot->left == 0 || count == out->elements;
     out->piece = (iso__piece){.tensor = tensor,
                               .value = value,
@@ -77,8 +77,8 @@ static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, in
     return ISO_OK;
 }
 
-// Some elements at a time, so that caches hold what an update and the rounding use. The kernels of
-// the host, where such parameters are, do not fail in the middle.
+// Updates and rounds block by block, so that the data stay in the cache. Parameters with master
+// weights are in host memory, whose kernels do not fail in the middle of an update.
 static iso_status apply_rounded(const iso__base_optimizer *self, const piece_update *u,
                                 const float *gradient, double scale, const iso_hyper *hyper) {
     enum { BLOCK = 8192 };
@@ -161,8 +161,8 @@ iso_status iso__base_update(iso_optimizer *optimizer, int i, const void *gradien
     return iso__update_piece(self, i, 0, count, gradient, scale, hyper);
 }
 
-// A layer that the backward did not reach has a gradient of zeros: momentum and decay go on, the
-// same on every rank, whichever of them used the layer.
+// A layer that backward did not reach gets a gradient of zeros. So momentum and decay act on it
+// alike on every rank, whichever ranks used the layer.
 iso_status iso__base_step(iso_optimizer *optimizer) {
     iso__base_optimizer *self = self_of(optimizer);
     iso__count_step(self);

@@ -80,8 +80,8 @@ static iso_status add_groups(iso_optimizer *optimizer, const iso_optimizer_group
     return ISO_OK;
 }
 
-// Takes inner, on failure too. The module has its parameters in the order that all ranks share,
-// and the tie in that of this rank's list.
+// Takes inner, on failure too. The module has its parameters in the order that all ranks share. The
+// tie has them in the order of this rank's list.
 static iso_status tie_arrays(iso_reducer *reducer, iso_module *module, iso_optimizer *inner,
                              iso_optimizer **out) {
     const array_module *self = iso_container_of(module, array_module, base);

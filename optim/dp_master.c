@@ -14,7 +14,7 @@ void iso__master_take(iso_dtype type, int64_t count, const void *value, float *m
         size_t n = count - done < TILE ? (size_t)(count - done) : TILE;
         const uint16_t *told = (const uint16_t *)value + done;
         codec->encode(n, master + done, 1, rounded);
-        if (memcmp(rounded, told, n * sizeof(*told)) == 0) continue; // as after each update
+        if (memcmp(rounded, told, n * sizeof(*told)) == 0) continue; // unchanged since the update
         codec->decode(n, told, wide);
         for (size_t k = 0; k < n; k++)
             if (rounded[k] != told[k]) master[done + (int64_t)k] = wide[k];

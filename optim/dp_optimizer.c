@@ -9,9 +9,9 @@ typedef struct dp_optimizer {
     iso_optimizer base;
     iso_optimizer *inner; // owned
     iso__base_optimizer *core;
-    iso_module *module;  // that holds the parameters, such as a data_parallel; retained
+    iso_module *module;  // holds the parameters, e.g. a data_parallel; retained
     iso_reducer *arrays; // the reducer of a module that is no data_parallel
-    int id;              // among those who update there
+    int id;              // identifies this optimizer among those of the reducer
     int *place;          // [the reducer's parameters]: the index in core
     iso_hyper *now;      // [groups], for step() to hand over
 } dp_optimizer;
@@ -20,7 +20,7 @@ static dp_optimizer *self_of(iso_optimizer *optimizer) {
     return iso_container_of(optimizer, dp_optimizer, base);
 }
 
-// A data_parallel may have another one after every step.
+// Looks the reducer up each time, because a data_parallel may replace it after a step.
 static iso_reducer *reducer_of(const dp_optimizer *self) {
     return self->arrays ? self->arrays : iso_data_parallel_reducer(self->module);
 }
@@ -70,7 +70,7 @@ static iso_status step_dp(iso_optimizer *optimizer) {
     iso__count_step(self->core);
     for (int g = 0; g < self->core->groups; g++) self->now[g] = *iso__group_hyper(self->core, g);
     iso_status status = iso_reducer_step_of(reducer_of(self), self->id, self->now);
-    if (status < 0) iso__uncount_step(self->core); // a step that was refused was none
+    if (status < 0) iso__uncount_step(self->core); // a step that was refused does not count
     ISO_TRY(status);
     if (!iso__reducer_shares_updates(reducer_of(self))) return ISO_OK;
     iso_module_zero_grad(self->module); // new values take the place of gradients
@@ -209,8 +209,8 @@ static iso_status share_state(dp_optimizer *self, const int *mine) {
     return iso__dp_state_create(self->core, reducer_of(self), mine);
 }
 
-// How it updates some elements of a parameter. A rule that needs the whole parameter does so with
-// ZeRO only, in two halves.
+// Registers how this optimizer updates a part of a parameter. A rule that needs the whole parameter
+// can do so only with ZeRO, in two halves.
 static iso_status set_pieces(const dp_optimizer *self) {
     static const iso__reducer_halves halves = {measure_piece, finish_piece, collect_pieces};
     if (!iso__rule_of(self->core)->whole)

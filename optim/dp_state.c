@@ -92,8 +92,8 @@ iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t fi
 
 // ---- State moves ------------------------------------------------------------------------------------
 
-// A view without memory of its own: taking a loaded state cannot fail for want of memory, which on
-// one rank alone would leave the ranks with different states.
+// Returns a view, which needs no allocation. Loading a state must not run out of memory on one rank
+// alone: the ranks would then have different states.
 static iso_tensor view_range(const iso_tensor *from, iso_dtype type, const range *p,
                              size_t offset) {
     return (iso_tensor){.device = from->device,
@@ -114,8 +114,7 @@ static iso_status copy_range(const range *p, iso_dtype type, iso_tensor *arena, 
     return in ? iso_tensor_copy(&there, &here) : iso_tensor_copy(&here, &there);
 }
 
-// The elements of slot i that are here, between an arena of ranges and a whole tensor. in: into the
-// arena.
+// Copies this rank's elements of slot i from the whole tensor into the arena (in), or back.
 static iso_status copy_ranges(const iso__base_optimizer *self, int i, iso_tensor *arena,
                               iso_tensor *whole, bool in) {
     const iso__dp_state *shards = self->shards;
@@ -139,7 +138,7 @@ static iso_status fill_shard(const iso__base_optimizer *self, int kind, iso_tens
     return ISO_OK;
 }
 
-// In place of the state of all elements, that of those that are here.
+// Replaces the state of all elements by that of this rank's elements.
 static iso_status keep_shard(iso__base_optimizer *self, int kind, size_t bytes) {
     iso_tensor *arena;
     int64_t words = (int64_t)(bytes > 0 ? bytes / sizeof(float) : 1);
@@ -170,8 +169,8 @@ static iso_status make_all_whole(iso__base_optimizer *self) {
     return ISO_OK;
 }
 
-// A rank that updates nothing of a parameter has not counted its updates. What rules multiply up
-// gets smaller with each of them.
+// A rank that updates nothing of a parameter has not counted its updates: all ranks take the
+// maximum. They take the minimum of the products, which shrink with each update.
 static iso_status agree_on_steps(iso__base_optimizer *self, iso_comm *comm) {
     size_t count = (size_t)self->count;
     void *memory;

@@ -8,9 +8,9 @@
 
 #include <isotherm/reducer.h>
 
-// Local. From now on self has the state of these elements only. place[i]: the reducer's parameter
-// that self->slot[i] updates. The reducer uses ZeRO, and must outlive all calls except
-// iso__dp_state_destroy.
+// Local. From now on self has the state of only the elements that this rank updates. place[i] is
+// the reducer's parameter that slot i updates. The reducer uses ZeRO, and must outlive all calls
+// except iso__dp_state_destroy.
 iso_status iso__dp_state_create(iso__base_optimizer *self, iso_reducer *reducer, const int *place);
 void iso__dp_state_destroy(iso__base_optimizer *self); // does nothing without ZeRO
 
@@ -20,8 +20,8 @@ void iso__dp_state_destroy(iso__base_optimizer *self); // does nothing without Z
 iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t first, int64_t count,
                               int64_t *elements, size_t *state_offset);
 
-// Collective with ZeRO, else local. Without ZeRO: mine. With it, an error on any rank is an error
-// on every rank: call it before gathering, which a rank that failed alone would not reach.
+// Collective with ZeRO, else local. Without ZeRO it returns `mine`. With ZeRO an error on any rank
+// is an error on every rank. Call it before gathering: a rank that failed alone would not join in.
 iso_status iso__dp_state_agree(const iso__base_optimizer *self, iso_status mine);
 // Collective. Creates tensors with the whole state, for saving or loading, and makes the steps of
 // parameters equal on all ranks. The tensors exist until the next update.

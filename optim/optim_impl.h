@@ -79,11 +79,11 @@ typedef struct iso__rule {
     // left out the parameter.
     iso_status (*apply)(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper);
-    // For a rule that is whole: apply in two halves, so that ranks may divide the elements of a
-    // parameter. The first reads the gradient and adds nothing to the value; square: what it
-    // measures of these elements; on a device with memory of its own it is there after
-    // remote->collect, and must exist until then. The second gets the sum of these over all
-    // elements. NULL: the rule cannot.
+    // For a rule that is whole: apply in two halves, so that ranks can divide the elements of a
+    // parameter. measure reads the gradient, leaves the value unchanged, and writes to square what
+    // it measured of these elements. On a device with memory of its own, remote->collect writes
+    // square, which must exist until then. finish gets the sums over all elements. NULL: the rule
+    // has no halves.
     iso_status (*measure)(const iso__base_optimizer *self, const iso__piece *piece,
                           const void *gradient, double scale, const iso_hyper *hyper,
                           double square[2]);
@@ -160,22 +160,21 @@ static inline void *iso__piece_state(const iso__base_optimizer *self, const iso_
 // Master weights (dp_master.c). Local; they allocate nothing. `value` has 16-bit elements of
 // `type`.
 //
-// Where a value is not the rounded master weight, the program has changed it since: the master
-// weight becomes that value.
+// If a value is not the rounded master weight, the program has changed the value: it becomes the
+// master weight.
 void iso__master_take(iso_dtype type, int64_t count, const void *value, float *master);
 void iso__master_round(iso_dtype type, int64_t count, const float *master, void *value);
 
 // Updates `count` elements of parameter i from element `first` on; gradient points to their
 // gradient, which is f32 if the parameter has master weights. Rules that are `whole` take whole
-// parameters only. The pieces of an update may come in any order, but all of them before those of
-// the next update. All pieces of an update count as one update. A piece that failed may be tried
-// again.
+// parameters only. The pieces of an update may come in any order, but all must come before the next
+// update begins. Together they count as one update. A piece that failed may be tried again.
 iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
                              const void *gradient, double scale, const iso_hyper *hyper);
 
-// The two halves of an update of a rule that has them, as iso__update_piece: square[0] and
-// square[1] are the sums over all elements in the second. The first counts the update; on a device
-// with memory of its own, square is there after remote->collect.
+// The two halves of an update, for rules that have them; otherwise as iso__update_piece. measure
+// counts the update and writes square, on a device with memory of its own by remote->collect.
+// finish takes the sums of square over all elements.
 iso_status iso__measure_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
                               const void *gradient, double scale, const iso_hyper *hyper,
                               double square[2]);

@@ -50,7 +50,7 @@ static int64_t fill_slots(iso__base_optimizer *self) {
     return offset;
 }
 
-// Parameters of other types leave their part of it untouched, so that it takes no memory.
+// Parameters without master weights leave their part of the arena untouched: it takes no memory.
 static iso_status make_masters(iso__base_optimizer *self, int64_t words) {
     for (int i = 0; i < self->count; i++) {
         const iso__slot *slot = &self->slot[i];

@@ -11,7 +11,7 @@
 static const int64_t one = 1;
 
 // prefix: "optimizer/KIND/param_groups.N".
-// What older versions do not have is listed only where it is in use.
+// Entries that older versions do not know are listed only if they are in use.
 static iso_status add_hyper(const iso__rule *rule, iso_hyper *hyper, const char *prefix,
                             iso_state *state) {
     struct {
@@ -78,7 +78,7 @@ static iso_status add_slot(const iso__base_optimizer *self, int i, int kind, iso
     return status;
 }
 
-// Takes over what the program has changed.
+// Adopts the values that the program has written to parameters since their last update.
 static void refresh_masters(iso__base_optimizer *self) {
     for (int i = 0; i < self->count; i++) {
         const iso__slot *slot = &self->slot[i];
@@ -112,7 +112,7 @@ iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
 
 // ---- When it was loaded --------------------------------------------------------------------------
 
-// As a bool it may be no value at all.
+// A byte from a file may be neither 0 nor 1, which is no valid bool.
 static void mend_flag(bool *flag) {
     uint8_t byte;
     memcpy(&byte, flag, 1);
@@ -137,7 +137,7 @@ static iso_status check_groups(iso__base_optimizer *self) {
     return ISO_OK;
 }
 
-// Where the updates of each parameter were not counted, all were updated in every step.
+// If the updates of each parameter were not saved (-1), takes the steps of its group.
 iso_status iso__base_loaded(iso_optimizer *optimizer) {
     iso__base_optimizer *self = iso_container_of(optimizer, iso__base_optimizer, base);
     ISO_TRY(check_groups(self));

@@ -38,13 +38,13 @@ void iso_outlier_destroy(iso_outlier **outlier) {
 
 double *iso_outlier_state(iso_outlier *outlier) { return outlier->state; }
 
-// Anew for each value, so that no rounding errors add up.
+// Computes the sums anew for each value, so that rounding errors do not accumulate.
 static double score_value(const double *ring, int64_t window, double value) {
     double mean = 0, square = 0;
     for (int64_t i = 0; i < window; i++) mean += ring[i] / (double)window;
     for (int64_t i = 0; i < window; i++)
         square += (ring[i] - mean) * (ring[i] - mean) / (double)window;
-    bool equal = true; // rounding may say otherwise
+    bool equal = true; // rounding may leave equal values a spread above 0
     for (int64_t i = 1; i < window && equal; i++) equal = ring[i] == ring[0];
     if (equal) return 0;
     if (!isfinite(square)) return value > mean ? INFINITY : -INFINITY;
@@ -53,7 +53,7 @@ static double score_value(const double *ring, int64_t window, double value) {
 
 void iso_outlier_add(iso_outlier *self, double value, double *z) {
     double count = self->state[0], *ring = self->state + 1;
-    if (!(count >= 0 && isfinite(count))) count = 0; // of a state that no outlier has
+    if (!(count >= 0 && isfinite(count))) count = 0; // the loaded state is damaged
     *z = INFINITY;
     if (!isfinite(value)) return;
     ring[(int64_t)fmod(count, (double)self->window)] = value;

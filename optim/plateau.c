@@ -51,7 +51,8 @@ static bool beats_best(const iso_plateau *p, double value) {
     double threshold = p->config.threshold;
     if (p->config.absolute)
         return p->config.max ? value > p->best + threshold : value < p->best - threshold;
-    // HeAT leaves a negative best of mode max as it is, which asks for less than the best.
+    // In mode max HeAT uses this factor for a negative best, too: values slightly below the best
+    // then count as better.
     if (p->config.max) return value > p->best * (1 + threshold);
     return value < p->best * (p->best >= 0 ? 1 - threshold : 1 + threshold);
 }

@@ -144,8 +144,8 @@ static periodic_kind server_kind = {KIND(server, SERVER), .local = true, .server
 static periodic_kind tournament_kind = {KIND(tournament, TOURNAMENT), .local = true,
                                         .tournament = true};
 
-// A period of -1 is automatic, and the statistics say so; warm-up steps of -1 go by the share.
-// *rules is memory for what the config points to.
+// A period of -1 is automatic, and the statistics report it as such. With warm-up steps of -1 the
+// share decides. *rules is memory for what the config points to.
 static iso_status read_config(const iso_strategy_context *context, const periodic_kind *kind,
                               iso_daso_config *out, iso__daso_rules *rules) {
     iso_daso_config config = ISO_DASO_DEFAULT;
@@ -166,7 +166,7 @@ static iso_status read_config(const iso_strategy_context *context, const periodi
     config.extends = context->extends;
     ISO_TRY(iso__daso_settings_read(context->settings, kind->setting, kind->setting_count, &config,
                                     rules));
-    bool given = kind->overlaps || config.fragments > 1; // which needs to know it
+    bool given = kind->overlaps || config.fragments > 1; // these need a known period
     int64_t least = iso__larger(config.fragments, iso__daso_skip_for(config.batches_to_wait));
     if (config.global_skip < 0 && given)
         config.global_skip = iso__larger(ISO_DASO_AUTO_SKIP, kind->overlaps ? 1 : least);
@@ -362,7 +362,7 @@ static iso_status wrap_of_daso(const iso_strategy_context *context, iso_module *
     return iso_data_parallel_create_take(module, context->comm, &dp, out);
 }
 
-// Adds the numbers of the optimizer that a setting names to those of the program.
+// Adds the hyperparameters that a setting names to those that the program lists.
 static iso_status list_hypers(iso__daso_rules *rules, iso_optimizer *inner) {
     iso_tournament *t = &rules->tournament;
     if (!rules->hyper_names) return ISO_OK;

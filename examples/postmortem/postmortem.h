@@ -55,7 +55,7 @@ typedef struct gap {
     bool call;
     uint32_t started, most;
 } gap;
-// The largest gap of a rank, of calls before exchanges. Returns whether there is one.
+// The gap of a rank that has lasted longest; of equal ones, that in calls. false: there is none.
 bool job_gap(const job *j, int rank, gap *out);
 
 // The entry with this sequence number; NULL if it is not among those kept.

@@ -71,7 +71,7 @@ static void compare_ranks(const job *j, int a, int b, start_table table, diverge
     }
 }
 
-// Whether a stream of rank a is of a group whose lowest rank is a: others are compared with that.
+// Whether a is the lowest rank of a group that also has b: others are compared with the lowest.
 static bool leads_group(const job *j, int a, int b) {
     for (int s = 0; s < COMPARED; s++) {
         const iso_recorder_stream *of_a = &j->rank[a].file->stream[s];
@@ -117,7 +117,7 @@ static gap gap_in(const job *j, int rank, int stream, bool call) {
     return g;
 }
 
-// When the rank ahead has started what the other one has not; 0: too long ago to be kept.
+// When the rank ahead started the first operation that the other lacks; 0: no longer recorded.
 static int64_t missing_since(const job *j, const gap *g) {
     const iso_recorder_entry *e =
         job_find(&j->rank[g->ahead], g->stream_ahead, g->call, g->started + 1);

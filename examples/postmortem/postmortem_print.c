@@ -102,7 +102,7 @@ static void print_gap(const job *j, const gap *g, FILE *to) {
             seconds_before(j->end_ns, p->last_ns));
 }
 
-// After a crash, ranks that were a moment later than others are none to be named.
+// Whether the rank is only a moment behind. After a crash such ranks are not to blame.
 static bool is_recent(const job *j, const gap *g) {
     const iso_recorder_entry *e =
         job_find(&j->rank[g->ahead], g->stream_ahead, g->call, g->started + 1);

@@ -34,7 +34,8 @@ static iso_status check_file(const iso_recorder_file *f, const char *path) {
     return ISO_OK;
 }
 
-// Of a damaged file: nobody reads beyond the text, and a terminal gets no control characters.
+// For damaged files: ends the text within its room, and replaces control characters, which a
+// terminal would obey.
 static void end_text(char *text, size_t room) {
     text[room - 1] = 0;
     for (; *text; text++)

@@ -16,8 +16,8 @@
 
 enum { BATCH = 100, LARGEST_TOP = 1000 };
 
-// What is not given and has no default stays NULL or -1, and is what the checkpoint says where it
-// can say it.
+// Options without a value or default stay NULL or -1. The checkpoint's metadata then decide, where
+// they can.
 typedef struct options {
     const char *checkpoint, *data, *labels, *model, *activations, *mean, *std, *device;
     int64_t classes, threads, top_k;
@@ -85,7 +85,7 @@ static void print_help(const option_list *list) {
     for (int i = 0; i < list->count; i++) option_print(list->item[i], NULL, stdout);
 }
 
-// Anywhere in the line, whatever else is wrong with it.
+// Looks for --help and --version anywhere in the line, even if the rest is wrong.
 static bool print_information(const option_list *list, char **argv) {
     for (int i = 1; argv[i]; i++) {
         bool help = usage_is_help(argv[i]);
@@ -147,7 +147,7 @@ static void list_missing(char *list, size_t room, int *count, bool last, const c
     ++*count;
 }
 
-// All that is missing is asked for at once. How many classes there are the tensors show.
+// Asks for all missing options at once. The number of classes is not needed: the tensors show it.
 static iso_status check_facts(const prediction *p) {
     const options *given = &p->given;
     const struct {
@@ -167,7 +167,7 @@ static iso_status check_facts(const prediction *p) {
     return ISO_OK;
 }
 
-// An entry that an option replaces may be anything.
+// Skips entries that an option replaces: they may have any value.
 static iso_status check_metadata(const prediction *p) {
     const options *given = &p->given;
     const struct {
@@ -256,7 +256,7 @@ static iso_status open_images(prediction *p) {
     return check_shape(p);
 }
 
-// A relu can hide from the output that a number is none.
+// Checks the parameters themselves, because a relu can hide a NaN from the output.
 static iso_status check_parameters(const prediction *p) {
     char name[128];
     TRY(model_find_not_finite(p->model, name, sizeof(name)));
@@ -266,7 +266,7 @@ static iso_status check_parameters(const prediction *p) {
     return ISO_OK;
 }
 
-// As many as the last layer of the network, whatever it is called, has in the checkpoint.
+// The number of outputs that the network's last layer, whatever its name, has in the checkpoint.
 static iso_status count_outputs(const prediction *p, const char *model, int *out) {
     iso_dataset_info info = p->info;
     iso_module *sample = NULL;
@@ -320,7 +320,7 @@ static iso_status load_parameters(prediction *p, const char *model) {
     FAIL(status, "%s is not a checkpoint of this %s: %s", p->given.checkpoint, model, why);
 }
 
-// NULL: relu. They belong to the model of the metadata.
+// NULL: relu. The metadata's activations apply only to the metadata's model.
 static const char *activations_of(const prediction *p) {
     if (p->given.activations) return p->given.activations;
     return p->given.model ? NULL : iso_state_dict_metadata(&p->dict, "isotherm.activations");
@@ -372,7 +372,7 @@ static double read_logit(const void *row, bool is_f64, int k) {
     return is_f64 ? ((const double *)row)[k] : (double)((const float *)row)[k];
 }
 
-// Into p->order the top_k classes of the largest logits, of equal ones the lowest.
+// Writes to p->order the top_k classes with the largest logits; of equal ones, the lowest.
 static void rank_classes(prediction *p, const void *row, bool is_f64) {
     int found = 0;
     for (int k = 0; k < p->info.classes; k++) {
@@ -386,7 +386,7 @@ static void rank_classes(prediction *p, const void *row, bool is_f64) {
     }
 }
 
-// Of the softmax, that each probability is a part of: relative to the largest.
+// The denominator of the softmax, relative to the largest logit.
 static double sum_exponentials(const prediction *p, const void *row, bool is_f64) {
     double sum = 0, largest = read_logit(row, is_f64, p->order[0]);
     for (int k = 0; k < p->info.classes; k++) sum += exp(read_logit(row, is_f64, k) - largest);
@@ -432,7 +432,7 @@ static iso_status predict_batch(prediction *p, const iso_batch *batch) {
     return iso_tensor_unmap(output);
 }
 
-// Testing many images with a large network takes a while, in which only a terminal is told.
+// Testing many images takes a while. Only a terminal shows the progress.
 static iso_status predict_all(prediction *p) {
     iso_progress_bar *bar;
     iso_batch batch;

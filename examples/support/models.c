@@ -167,7 +167,7 @@ typedef struct model_kind {
     // Instead of a list of layers.
     iso_status (*create)(iso_device *device, const iso_dataset_info *data, iso_rng *rng,
                          iso_module **out);
-    int64_t smallest; // pixels in each direction of which its layers leave something
+    int64_t smallest; // the smallest side of an image for which its layers have an output
 } model_kind;
 
 static const model_kind kinds[] = {

@@ -124,8 +124,8 @@ static iso_status add_stage(const builder *b, iso_module *net, const char *name,
 
 // ---- The network --------------------------------------------------------------------------------
 
-// Of torchvision for images of 64 pixels and more; of the paper's section on CIFAR-10, one 3x3
-// convolution that keeps the size, for smaller ones.
+// For images of at least 64 pixels, torchvision's stem. For smaller ones, that of the paper's
+// section on CIFAR-10: one 3x3 convolution that keeps the size.
 static iso_status add_stem(const builder *b, iso_module *net, const iso_dataset_info *data) {
     bool large = data->height >= 64 && data->width >= 64;
     conv_shape first = {data->channels, 64, large ? 7 : 3, large ? 2 : 1};

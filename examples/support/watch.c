@@ -14,8 +14,8 @@
 static const char *name = "program";
 static sigset_t stops;              // the signals that end the program
 static const char *_Atomic awaited; // where it waits now; NULL: nowhere
-static _Atomic int64_t since;       // of that, in ms
-static _Atomic int64_t counted;     // ms of that in which the process was not stopped itself
+static _Atomic int64_t since;       // when that wait began, in ms
+static _Atomic int64_t counted;     // ms of that wait in which this process was not stopped
 static void (*_Atomic on_second)(void);
 static bool (*_Atomic on_stop)(int);
 static void (*_Atomic on_signal)(int);
@@ -73,7 +73,7 @@ static const char *rank_text(void) { return launched_rank() ? launched_rank() : 
 
 bool watch_by_launcher(void) { return by_launcher; }
 
-// MPI works for a while where nobody waits, too: a limit below a second means a second.
+// MPI also takes some time when all ranks are there, so a limit below a second counts as a second.
 static void check_limit(int64_t passed) {
     const char *what = awaited;
     double limit = watch_timeout(), least = 1000 * (limit < 1 ? 1 : limit);
@@ -115,7 +115,7 @@ static void *watch_signals(void *argument) {
     return NULL;
 }
 
-// What a shell has had ignored, as in the background, stays ignored.
+// Signals that the shell made the program ignore, as in the background, stay ignored.
 static void choose_signals(void) {
     static const int codes[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
     sigemptyset(&stops);

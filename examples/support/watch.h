@@ -15,8 +15,9 @@ double watch_timeout(void);
 // Call it before a wait in `what` ("MPI_Finalize"), and with NULL after it. If the wait lasts
 // longer than ISO_TIMEOUT, and at least a second, the program ends with a message and exit code 1.
 void watch_limit(const char *what);
-// Set functions that the thread calls (NULL: none): every second; when a signal ends the program;
-// and once at the end: before the thread ends the program, or when watch_clean is called.
+// Set functions that the thread calls (NULL: none). watch_every_second: every second.
+// watch_farewell: when a signal ends the program. watch_at_end: once, before the thread ends the
+// program or when watch_clean is called.
 void watch_every_second(void (*call)(void));
 // Sets a function that the thread calls on a signal, before anything else (NULL: none). If it
 // returns true, the program goes on.

@@ -25,7 +25,7 @@ typedef struct process {
 
 static process launcher; // pid 0: not on this host
 static double limit;     // seconds; 0: there is no watchdog
-static int line = -1;    // to the watchdog, which sees its end
+static int line = -1;    // connection to the watchdog, which notices when it closes
 
 // ---- The launcher -------------------------------------------------------------------------------
 
@@ -81,8 +81,8 @@ static bool launcher_ends(double seconds) {
     return true;
 }
 
-// Whether this is the one that acts: each rank of this host has a watchdog. The name, which is no
-// file, goes with the process.
+// Each rank of this host has a watchdog, and only one may act: the one that binds this name first.
+// The name is no file, and vanishes with the process.
 static bool claim_launcher(void) {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     int claim = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -91,14 +91,15 @@ static bool claim_launcher(void) {
     return bind(claim, (struct sockaddr *)&name, sizeof(name)) == 0 || errno != EADDRINUSE;
 }
 
-// Of the launcher: what ranks print passes through it, and it waits for the end of that.
+// Opens the launcher's own stderr: the launcher waits until pipes of the ranks' output are closed.
 static int open_errors(void) {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%ld/fd/2", launcher.pid);
     return open(path, O_WRONLY | O_APPEND | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
 }
 
-// Told at the end: in a file the launcher would write over what stands behind its own last word.
+// Prints after the launcher has ended: in a file, the launcher could overwrite text that follows
+// its own.
 static void end_launcher(const char *program) {
     static const int signals[] = {SIGTERM, SIGKILL};
     int to = open_errors();

@@ -15,8 +15,8 @@
 void watchdog_start(const char *program);
 // Call it after MPI_Finalize: the watchdog leaves.
 void watchdog_end(void);
-// What becomes of a launcher that goes on after MPI_Abort, as a clause, for the message of a rank
-// that has waited in vain: what the watchdog does, or what to do.
+// For the message of a rank that has waited in vain: writes a clause that says what happens to a
+// launcher that goes on after MPI_Abort: what the watchdog does, or what the user should do.
 void watchdog_outlook(char *text, size_t room);
 
 #endif

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stddef.h>
 
-#define BEST_ERROR 0.01 // %: what no wrong answer at all is drawn as
+#define BEST_ERROR 0.01 // %: an error of 0 is drawn as this
 
 void axis_include(axis *a, double value) {
     if (value > 0) a->low = fmin(a->low, value);
@@ -67,7 +67,7 @@ static void scale_log(FILE *to, const axis *a) {
     fprintf(to, ")\nset %crange [%g:%g]\n", a->name, a->low / 1.1, a->high * 1.1);
 }
 
-// Upside down, so that more is better; what stands at 1 % of errors is 99.
+// Draws errors upside down, so that more is better: 1 % of errors is labelled 99.
 static void scale_accuracy(FILE *to, const axis *a) {
     static const double errors[] = {100, 50,  20,  10,   5,    2,         1,
                                     0.5, 0.2, 0.1, 0.05, 0.02, BEST_ERROR};

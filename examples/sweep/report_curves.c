@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#define BEST_ERROR 0.01 // %: what no wrong answer at all is drawn as
+#define BEST_ERROR 0.01 // %: an error of 0 is drawn as this
 
 enum { MARKS_ON_CURVE = 12 };
 

@@ -31,14 +31,15 @@ static bool is_default_line(const char *line) {
            (strlen(initial) == length && strncmp(value, initial, length) == 0);
 }
 
-// Where a data set lies is the machine's, but the built-in digits are another one.
+// The path of a data set depends on the machine, so paths are not compared. The built-in digits are
+// another data set.
 static bool is_same_data(const char *line, const char *other) {
     static const char digits[] = "--data digits";
     size_t length = sizeof(digits) - 1;
     return !other || !strncmp(line, digits, length) == !strncmp(other, digits, length);
 }
 
-// What only one version lists counts if it was given.
+// A line that the other version does not list is the same if it has the default.
 static bool is_same_line(const char *line, const char *other) {
     size_t length = line_length(line);
     const char *same = other ? train_options_line(other, line) : NULL;

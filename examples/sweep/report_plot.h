@@ -31,7 +31,7 @@ typedef struct axis {
     const char *unit_name; // NULL: none
 } axis;
 
-// Includes a value in the range; a value that is not above 0, in the largest only.
+// Includes a value in the range. Ignores values that are not above 0.
 void axis_include(axis *a, double value);
 // Chooses unit and scale by the range. span: how many times the shortest run the longest is.
 void axis_choose(axis *a, double span);

@@ -23,7 +23,7 @@ typedef struct interval {
 static double of_number(double value, double otherwise) { return isnan(value) ? otherwise : value; }
 static double left_of(double ms, double hidden) { return fmax(ms - hidden, 0); }
 
-// What ranks waited beyond their exchange, for each other, stays; no wait becomes shorter.
+// Keeps what ranks waited for each other beyond the exchange. No wait becomes shorter.
 static double longer_wait(double wait, double exposed, double then) {
     return fmax(wait, then + left_of(wait, exposed));
 }
@@ -57,8 +57,8 @@ static interval interval_of(const report_run *run, int64_t i) {
 
 // ---- Gradients ----------------------------------------------------------------------------------
 
-// The steps that averaged gradients over nodes. In periodic modes some phases do, in which each
-// step sends what an all-reduce sends.
+// The number of steps that averaged gradients over nodes. In a periodic mode some phases do so, and
+// send in each step what an all-reduce sends.
 static double gradient_steps(const report_run *run, const interval *in) {
     double whole = 2 * (run->nodes - 1) * run->bytes_per_step;
     if (!(in->gradients > 0)) return 0;
@@ -66,8 +66,8 @@ static double gradient_steps(const report_run *run, const interval *in) {
     return whole > 0 ? fmin(fmax(round(in->gradients / whole), 1), in->steps) : in->steps;
 }
 
-// How much of an exchange a step can hide. A step that was bound by the network has shown it; one
-// that hid all could perhaps have hidden more, up to all that it computes.
+// How much of an exchange a step can hide. A step that waited for the network has shown it. A step
+// that hid everything may be able to hide more, up to its whole computation.
 static double hideable_ms(const report_run *run, double alone, double wait, double compute) {
     if (has_sync(run, "--sync blocking\n") || has_sync(run, "--sync explicit\n")) return 0;
     if (!(alone > 0)) return compute; // a phase of a periodic mode, in which ranks average as lazy
@@ -87,7 +87,7 @@ static double gradient_wait(const report *study, const report_run *run, const in
 
 // ---- Parameters ---------------------------------------------------------------------------------
 
-// All nodes' bytes for each byte of rank 0.
+// The bytes that all nodes sent for each byte of rank 0.
 static double bytes_scale(const report_run *run) {
     double own = 0;
     for (int64_t s = 0; s < run->sync_count; s++) own += run->syncs[s].between;
@@ -119,7 +119,8 @@ static double sync_wait(const report *study, const report_run *run, const report
     return longer_wait(sync->wait_ms, exposed, then);
 }
 
-// Before it sends for the first time. What these took is a part of what the run computed.
+// The extra time of the exchanges that daso times before its first send. Their measured time is
+// part of the run's computing time.
 static double timing_ms(const report *study, const report_run *run, double bytes) {
     double least = INFINITY;
     if (!is_auto(run->wait_requested)) return 0;
@@ -130,7 +131,7 @@ static double timing_ms(const report *study, const report_run *run, double bytes
 
 // ---- The whole ----------------------------------------------------------------------------------
 
-// For exchanges of parameters, in an interval.
+// Waits for exchanges of parameters in an interval, measured and predicted.
 typedef struct waits {
     double was, then; // ms
 } waits;
@@ -142,7 +143,7 @@ static waits *waits_for(const report_run *run, const report_sync *sync, waits *o
     return at > 0 && i < run->point_count ? &of[i] : NULL;
 }
 
-// Of a step, without waits and what else an interval has.
+// The computing time of a step: the least of all intervals, without waits and other work.
 static double step_ms(const report_run *run) {
     double least = INFINITY;
     for (int64_t i = 0; i < run->point_count; i++)

@@ -19,9 +19,9 @@ bool report_is_local(const report_run *run);
 
 // ---- report_rhythm.c ----
 
-// The exchanges that daso with automatic wait and period makes instead of run->syncs, if an
-// exchange takes exchange_ms, and a step step_ms without waits: fewer. They go to out, which has
-// room for run->sync_count; their number returns. -1: the run keeps its exchanges.
+// The exchanges that daso with automatic wait and period would make instead of run->syncs, which
+// are fewer, if an exchange took exchange_ms and a step without waits step_ms. Writes them to out,
+// which has room for run->sync_count, and returns their number. -1: the run keeps its exchanges.
 int64_t report_resync(const report_run *run, double exchange_ms, double step_ms, report_sync *out);
 
 // A table of the page, with the predicted winner of each setup; nothing without a network.

@@ -13,7 +13,7 @@
 
 // ---- A flat JSON object -------------------------------------------------------------------------
 
-// What follows the string that begins at `at`, on its first quote.
+// The end of the string whose first quote is at `at`.
 static const char *past_string(const char *at) {
     for (at++; *at && *at != '"'; at++)
         if (*at == '\\' && at[1]) at++;

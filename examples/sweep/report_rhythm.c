@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// As daso chooses: wait for the steps that an exchange takes and 3 more, and one and a half of that
-// between exchanges, at least 8 (see global_skip and batches_to_wait in isotherm/daso.h).
+// As daso chooses them: the wait is the steps that an exchange takes, and 3 more. The period is one
+// and a half times the wait, at least 8 (see global_skip and batches_to_wait in isotherm/daso.h).
 enum { SPARE = 3, LEAST_PERIOD = 8 };
 
 static double max_period(const report_run *run) {

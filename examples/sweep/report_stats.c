@@ -73,7 +73,7 @@ report_stat report_stat_of(const double *values, int64_t count) {
     return stat_of(values, NULL, count);
 }
 
-// Beyond what rounding makes of equal differences.
+// Whether the deviation exceeds what rounding makes of equal differences.
 static bool is_spread(const double *a, const double *b, int64_t count, double deviation) {
     double largest = 0;
     for (int64_t i = 0; i < count; i++) largest = fmax(largest, fmax(fabs(a[i]), fabs(b[i])));

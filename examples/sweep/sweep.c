@@ -88,7 +88,7 @@ static void on_eval(const train_eval *eval, void *user) {
     tell_first_estimate(p);
 }
 
-// The job ends with the run: what a later one is to know of it.
+// The job ends with this run: records why, for the next sweep.
 static void on_lost(const char *why, void *user) {
     const progress *p = user;
     sweep_store_lost(p->sweep, p->run, why);
@@ -99,7 +99,8 @@ static void on_lost(const char *why, void *user) {
 // Whether a run is to be made. Those that failed before come last: they may end the job again.
 enum { FINISHED, TO_MAKE, TO_REPEAT };
 
-// Collective. Which runs are left is what rank 0 found; false: rank 0 has said why not.
+// Collective. Gives all ranks the list of remaining runs that rank 0 found. Returns false after
+// rank 0 has printed an error message.
 static bool open_store(sweep *self, char *left) {
     bool first = self->world.rank == 0;
     if (!train_all_well(first ? sweep_store_open(self) : ISO_OK)) return false;
@@ -111,7 +112,7 @@ static bool open_store(sweep *self, char *left) {
     return true;
 }
 
-// Of a run that failed, those that were seen count as made, and the others as not to be made.
+// If a run failed, steps up to its last evaluation count as made; the others will not be made.
 static void end_steps(progress *p, bool failed) {
     double planned = (double)steps_of(p->sweep, p->run);
     double made = failed ? (double)p->step : planned;
@@ -120,7 +121,7 @@ static void end_steps(progress *p, bool failed) {
     p->seconds += seconds_of_run(p);
 }
 
-// Signals have a run that saves its state stopped; they end a sweep without such runs at once.
+// A signal stops a run that saves its state. Without --checkpoint-every it ends the sweep at once.
 static bool train_once(sweep *self, progress *p, train_result *result) {
     const train_options *options = &self->options[p->run];
     train_observer observer = {.start = on_start, .eval = on_eval, .lost = on_lost, .user = p};
@@ -130,7 +131,7 @@ static bool train_once(sweep *self, progress *p, train_result *result) {
     return good;
 }
 
-// One that fails, as a training that diverges does, does not keep the others from being tried.
+// A run that fails, for example because the training diverges, does not stop the sweep.
 static bool perform_run(sweep *self, progress *p, bool *failed) {
     train_options *options = &self->options[p->run];
     train_result result;

@@ -55,7 +55,7 @@ iso_status sweep_folder_scan(const char *folder, sweep_take_file take, sweep *se
 // Local. Returns false, with a message on standard error, for a file that is no result of a sweep.
 // The caller frees *out.
 bool sweep_folder_read(const char *folder, const char *file, size_t length, report_run *out);
-// Takes the run, but not if it fails.
+// Takes ownership of the run on success only.
 iso_status sweep_add_earlier(sweep *self, const report_run *run);
 
 // ---- sweep_resume.c ----

@@ -133,8 +133,8 @@ static iso_status read_list(const char *path, char text[LIST_ROOM]) {
     return ISO_OK;
 }
 
-// Collective. Rank 0 reads it for all, as the others may be on other machines, and its command line
-// says whether there is one. text stays empty without.
+// Collective. Rank 0 reads the list for all ranks, because others may be on other machines. Its
+// command line decides whether there is one; without one, text stays empty.
 static bool take_list(const char *path, char text[LIST_ROOM]) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -145,7 +145,7 @@ static bool take_list(const char *path, char text[LIST_ROOM]) {
 
 // ---- What may be an option of a run -------------------------------------------------------------
 
-// Of train, and not of the runs of a sweep.
+// Whether the option is for train only, not for runs of a sweep.
 static bool is_outside(const char *word) {
     const train_option *option = train_option_named(word);
     return option && option->scope == TRAIN_OUTSIDE;
@@ -182,7 +182,7 @@ static iso_status check_seed(const sweep *self, const command_line *line) {
     return ISO_OK;
 }
 
-// Before they are parsed, which would complain of what a sweep does not even have.
+// Call it before parsing, whose messages would name options that a sweep does not have.
 static iso_status check_common(const command_line *line) {
     const train_option *sync = train_option_named("--sync");
     bool has_sync = false;
@@ -224,7 +224,7 @@ static iso_status parse_run(const sweep *self, const command_line *line, const s
     if (status == ISO_OK) return ISO_OK;
     char why[400];
     snprintf(why, sizeof(why), "%s", train_error_text());
-    // What is as wrong without this run's options is of no run.
+    // If the common options alone cause this error, the message names no run.
     if (train_options_check(&self->common) == status && strcmp(train_error_text(), why) == 0)
         return status;
     return train_error(status, "run %s: %s", entry->name, why);

@@ -24,7 +24,7 @@ static bool is_same_run(const sweep *self, int run, const char *log) {
     return same;
 }
 
-// On rank 0. What cannot be read is no reason not to begin anew.
+// On rank 0. If the saved state cannot be read, the run begins anew.
 static bool can_continue(const sweep *self, int run, const char *log) {
     int64_t newest;
     bool saved = iso_resume_newest(state, &newest) == ISO_OK && newest >= 0;

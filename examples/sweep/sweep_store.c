@@ -17,10 +17,9 @@
 
 // ---- Signals ------------------------------------------------------------------------------------
 
-// Open MPI's mpirun kills its ranks a few milliseconds after it told them to stop, so that nothing
-// can be agreed on. What is finished is on disk by then, and a log that is left behind in the
-// middle of its growth is never read: where there is time, it is removed, and the next sweep begins
-// anew.
+// Open MPI's mpirun kills its ranks a few milliseconds after it tells them to stop, so ranks cannot
+// agree on anything. Finished results are on disk by then. An incomplete log is never read: it is
+// removed if there is time, else when the next sweep begins the run.
 static char growing[PATH_MAX], farewell[PATH_MAX + 128];
 static bool stays; // the growing log: the run can be continued
 static pthread_mutex_t files = PTHREAD_MUTEX_INITIALIZER; // held while results are written
@@ -104,8 +103,8 @@ static const char *same_line(const char *text, const char *line, char room[TRAIN
     return last ? last + line_length(last) + 1 : NULL;
 }
 
-// all: of a run that is in the list. Of another one only what all runs share must be the same.
-// Versions differ in what they list: what only one of them has does not count.
+// all: the run is in the list, so all settings must be the same; for other runs, only those that
+// all runs share. Lines that only one version lists do not count.
 static iso_status check_settings(const sweep *self, int run, const char *path, const char *before,
                                  bool all) {
     char now[SWEEP_SETTINGS_ROOM], room[TRAIN_LINE_ROOM];
@@ -128,7 +127,7 @@ static iso_status check_settings(const sweep *self, int run, const char *path, c
 
 // ---- Opening and finishing ----------------------------------------------------------------------
 
-// Until it is tried again, the report tells of it.
+// The report shows a failed run until it is tried again.
 static iso_status take_failed(sweep *self, int run) {
     char path[PATH_MAX];
     TRY(result_path(self, run, ".failed", path));
@@ -166,7 +165,8 @@ static iso_status take_earlier(sweep *self, const char *folder, const char *file
     return status;
 }
 
-// A run that was made alone is that of a list of seeds with the same seed, and the other way round.
+// A run made without --seeds (NAME) and one of a list of seeds (NAME-seedN) are the same if their
+// seeds are equal.
 static void adopt_file(sweep *self, int run) {
     sweep_entry *entry = self->list.entries[run];
     int64_t seed = self->options[run].seed;
@@ -185,7 +185,7 @@ static void adopt_file(sweep *self, int run) {
     (void)train_error(ISO_OK, "%s", "");
 }
 
-// In the folder itself, which can have several names.
+// The lock is in the folder itself, because a folder can have several names.
 static iso_status take_lock(const sweep *self) {
     static char path[PATH_MAX];
     if (snprintf(path, sizeof(path), "%s/.lock", self->folder) >= PATH_MAX)

@@ -126,7 +126,7 @@ typedef struct train_best {
     double since;    // number of epochs after it
 } train_best;
 
-// Where the mean time of steps begins: a step, and what all steps of this process took until then.
+// The start of a mean over steps: a step, and the time of all steps of this process until then.
 typedef struct train_mark {
     int64_t step;
     double steps_ms, wait_ms; // the slowest rank's
@@ -171,7 +171,7 @@ typedef struct train_run {
     int64_t skipped;                    // steps without an update so far
     const char *old_wire;               // --wire of the resumed run if it differs, else NULL
     train_shares before;                // of the resumed run
-    bool other_ranks, other_nodes;      // it had another number of ranks; another distribution
+    bool other_ranks, other_nodes;      // the resumed run had other ranks; other nodes
     char extended[TRAIN_EXTENDED_ROOM]; // by --extend: what it had; empty: nothing was changed
     bool other_rate;                    // of that, what sets the learning rate
     double uncounted;                   // samples of a batch whose loss is not yet in the sums
@@ -201,7 +201,7 @@ typedef struct train_run {
     train_mark epoch_mark, eval_mark; // of the epoch; of the last eval
     int64_t sync_bytes;               // between nodes, that the strategy had sent at its last merge
     bool told;                        // all ranks know the error that is returned
-    int locks;                        // of this process that are not the run's, see train_lock.h
+    int locks;                        // locks taken before this run, see train_lock.h
     iso_progress_bar *bar;            // of the epoch; NULL: between epochs
     iso_json_log *log;                // rank 0's, if wanted
     train_board board;
@@ -222,8 +222,8 @@ iso_status train_held_out_open(train_run *run, int part, int parts);
 // --image-size where it is not, and for one undivided set without --validation.
 iso_status train_images_open(train_world *world, const train_options *options, bool *found);
 bool train_images_are_open(const train_world *world);
-// Local. Pictures are not all read to measure them: gives info mean and deviation of ImageNet, as
-// PyTorch's example of it has them. Changes nothing of other data.
+// Local. For pictures, sets mean and deviation to those of ImageNet, as PyTorch's example does:
+// measuring would read all files. Leaves other data unchanged.
 void train_images_describe(train_world *world);
 // Local. The classes are the folders, whatever pictures a set has; --classes may add some.
 iso_status train_images_classes(train_world *world, const train_options *options);
@@ -299,8 +299,8 @@ iso_status train_schedule_state(train_run *run, iso_state *state);
 bool train_extend_takes(train_run *run, const char *line, const char *old);
 // Whether --extend takes an option.
 bool train_extend_names(const char *line);
-// Local. Call it after loading. If something was changed, lets the run go on to its new end, also
-// one that was finished: ISO_ERR_ARG if it has made all steps of the new end, too.
+// Local. Call it after loading. If options changed, lets the run, even a finished one, go on to its
+// new end. ISO_ERR_ARG if it has made that many steps already.
 iso_status train_extend_go_on(train_run *run, const iso_hyper *initial, iso_loader_state *samples);
 
 // ---- train_run.c ----
@@ -391,18 +391,18 @@ iso_status train_state_load(train_run *run);
 // Local. From here on, a SIGUSR1 or SIGUSR2 that comes before a run begins stops it after its first
 // step. Without this call they end the program, as SIGINT and SIGTERM do until a run begins.
 void train_stop_catch(void);
-// Local. Between begin and end, signals have a run with a checkpoint stopped, see train_stop_check;
-// SIGINT and SIGTERM that are repeated after a second, and all signals without a checkpoint, end
-// the program at once. That leaves no incomplete file of the checkpoint. says: the process prints
-// what becomes of the run, and which checkpoint was saved.
+// Local. Between begin and end, a signal stops a run with a checkpoint (see train_stop_check).
+// SIGINT or SIGTERM repeated after a second, and any signal without a checkpoint, ends the program
+// at once, and leaves no incomplete file of the checkpoint. says: the process prints what becomes
+// of the run, and which checkpoint was saved.
 void train_stop_begin(const train_options *options, bool says);
 void train_stop_end(void);
-// Local. Prints which checkpoint a run has saved that was stopped.
+// Local. Prints which checkpoint a stopped run has saved.
 void train_stop_tell(void);
 // Collective. Call it after each step: whether all ranks stop here. now: see iso_stop_check_now.
 iso_status train_stop_check(train_run *run, bool now, bool *stops);
-// For that message: the number of epochs in --checkpoint; and whether a progress line is open that
-// is redrawn in place.
+// For the messages of signals: train_stop_saved sets the number of epochs in --checkpoint, and
+// train_stop_line whether a progress line is open.
 void train_stop_saved(int64_t epoch);
 void train_stop_line(bool is_redrawn);
 

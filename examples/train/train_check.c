@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-// What is the default of a mode shortens what there is of f32.
+// A wire that is the mode's default is accepted: it shortens only values of f32.
 static iso_status check_wire(const train_options *o) {
     const char *wire = train_setting_text(o, "wire");
     bool rounds = wire && strcmp(wire, "f32") != 0 && strcmp(wire, "noop") != 0 &&

@@ -24,8 +24,8 @@ static label_use find_label(const iso_dataset *set, int label) {
     return use;
 }
 
-// Into in_sets[label] a bit for each set that has an image of it; labels from `room` on are left
-// out.
+// Sets a bit in in_sets[label] for each set that has an image with this label. Ignores labels from
+// `room` on.
 static void mark_labels(const iso_dataset *const sets[2], int64_t room, uint8_t *in_sets) {
     for (int s = 0; s < 2; s++) {
         iso_dataset_info info;
@@ -55,8 +55,8 @@ static iso_status check_label(const iso_dataset *const sets[2], const char *data
                        use[s].count == 1 ? "" : "s", (long long)use[s].first, classes);
 }
 
-// The highest label is the likeliest to be damaged. Where it is above the number of images there
-// are labels below that number without an image, so that no memory is needed for all of them.
+// The highest label is the likeliest to be damaged. If it exceeds the number of images, some label
+// up to that number has no image. So memory for that many labels is enough.
 static iso_status check_labels(const iso_dataset *const sets[2], int64_t images, const char *data,
                                int classes) {
     TRY(check_label(sets, data, classes - 1, classes));

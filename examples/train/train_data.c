@@ -74,7 +74,7 @@ static iso_sampler_end sampler_end(const char *name) {
     return strcmp(name, "overlap") == 0 ? ISO_SAMPLER_OVERLAP : ISO_SAMPLER_PAD;
 }
 
-// Images as they are. The normalisation stays in the run.
+// The config of a loader without augmentation. run->normalisation keeps its numbers.
 static iso_status plain_config(const train_run *run, iso_loader_config *out) {
     *out = (iso_loader_config)ISO_LOADER_DEFAULT;
     TRY(take_normalisation(run->options, &run->world->info, run->normalisation, out));

@@ -57,7 +57,7 @@ static iso_status take_model(train_run *run) {
     return status;
 }
 
-// Of its dict, tensors are the optimizer's own, but numbers are copies.
+// The tensors of the dict are the optimizer's own, but its numbers are copies: load them back.
 static iso_status take_optimizer(train_run *run) {
     iso_state_dict dict = {0};
     TRY(iso_optimizer_state_dict(run->optimizer, &dict));

@@ -57,7 +57,7 @@ static bool names_rank(const char *said) {
     return strncmp(said, "rank ", 5) == 0 && said[5] >= '0' && said[5] <= '9';
 }
 
-// With the rank that says it, unless the sentence begins with one; rank -1: all of them.
+// Prints the message with its rank, unless it begins with one. rank -1: all ranks have it.
 static void print_error(int rank, const char *said) {
     if (rank < 0 || names_rank(said))
         fprintf(stderr, "%s: %s\n", program, said);
@@ -67,8 +67,7 @@ static void print_error(int rank, const char *said) {
 
 static void sleep_ns(long ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NULL); }
 
-// Until what was begun by a call is complete; ends the job where that takes longer than
-// ISO_TIMEOUT.
+// Waits until the request is complete. Ends the job if that takes longer than ISO_TIMEOUT.
 static void await_all(MPI_Request *request, const char *what) {
     double limit = watch_timeout(), end = MPI_Wtime() + limit;
     int rank, ranks, done = 0;
@@ -105,8 +104,8 @@ static bool check_ranks(iso_status mine, const char *what) {
     static int lowest; // MPI writes to it even after a time-out
     int rank, ranks;
     MPI_Request request;
-    // The other ranks cannot be asked after a wait for them that was given up. A rank that has no
-    // memory or no thread may have left them in the middle of a collective call.
+    // After a time-out or an error of MPI the other ranks cannot be reached. A rank out of memory
+    // or threads may have left them in the middle of a collective call.
     if (mine == ISO_ERR_TIMEOUT || mine == ISO_ERR_MPI || mine == ISO_ERR_NOMEM) train_abort();
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
@@ -143,7 +142,7 @@ static void await_requests(int count, MPI_Request *requests, double end) {
         sleep_ns(1000000);
 }
 
-// On rank 0: what other ranks say by then; empty texts of those that say nothing.
+// On rank 0: receives the errors of other ranks until PATIENCE is over. Other texts stay empty.
 static void receive_errors(int ranks, char (*said)[TEXT_ROOM], MPI_Request *requests) {
     for (int r = 1; r < ranks; r++)
         if (MPI_Irecv(said[r], TEXT_ROOM, MPI_CHAR, r, TAG, MPI_COMM_WORLD, &requests[r - 1]) !=
@@ -152,7 +151,7 @@ static void receive_errors(int ranks, char (*said)[TEXT_ROOM], MPI_Request *requ
     await_requests(ranks - 1, requests, MPI_Wtime() + PATIENCE);
 }
 
-// Whether rank r's sentence is what another one says of rank r: "rank 1: ...".
+// Whether another rank already reports rank r's message, as "rank R: MESSAGE".
 static bool is_quoted(int ranks, char (*said)[TEXT_ROOM], int r) {
     char quote[TEXT_ROOM + 16];
     snprintf(quote, sizeof(quote), "rank %d: %s", r, said[r]);
@@ -163,7 +162,7 @@ static bool is_quoted(int ranks, char (*said)[TEXT_ROOM], int r) {
     return false;
 }
 
-// Each sentence once; without a rank if it is everybody's.
+// Prints each message once; without a rank if all ranks have the same.
 static void tell_all(int ranks, char (*said)[TEXT_ROOM]) {
     bool same = true;
     for (int r = 1; r < ranks; r++) same = same && strcmp(said[r], said[0]) == 0;
@@ -174,7 +173,8 @@ static void tell_all(int ranks, char (*said)[TEXT_ROOM]) {
     }
 }
 
-// Every rank may have the same error: rank 0 then tells it once. False: it is to be told here.
+// All ranks may have the same error: rank 0 collects and prints them. False: this rank must print
+// it.
 static bool tell_together(int rank, int ranks) {
     static char mine[TEXT_ROOM];
     MPI_Request request = MPI_REQUEST_NULL;
@@ -208,11 +208,11 @@ static void tell_of_launcher(void) {
 // was given up is still under way inside MPI, which would crash.
 void train_abort(void) {
     int rank, ranks;
-    watch_farewell(NULL); // this is the end that is told of
+    watch_farewell(NULL); // no farewell besides this message
     iso_recorder_fail(own[0] ? own_code : iso_last_error()->code, train_error_text());
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // its own are no news now
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // its errors add nothing now
     if (!tell_together(rank, ranks)) print_error(rank, train_error_text());
     tell_of_launcher();
     fflush(stdout);

@@ -41,8 +41,8 @@ bool train_all_end(void);
 // Collective over MPI_COMM_WORLD. Gives all ranks root's data. Ends the job likewise; the message
 // names `what`. MPI may write to data until then, so data must not be a local variable.
 void train_bcast(void *data, size_t bytes, int root, const char *what);
-// The communicator of all ranks, through which both say who keeps the others waiting; NULL: none,
-// or no longer. Collective.
+// Collective. Sets the communicator of all ranks, through which these calls name the ranks that
+// keep the others waiting; NULL: none, or no longer.
 void train_error_comm(iso_comm *comm);
 // For an error that the other ranks cannot learn of, because they may wait in an exchange. Prints
 // it and ends the job. If all ranks call it with the same message within a second, prints it once.

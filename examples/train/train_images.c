@@ -14,7 +14,8 @@ static iso_status open_part(const train_options *o, iso_images_part part, iso_da
     return train_error_of_library(iso_dataset_open_images(o->data, &config, out));
 }
 
-// The test set is that of --validation, as soon as there is one.
+// The training set stands in for the test set until train_validation_split replaces it by the
+// validation set.
 static iso_status open_undivided(train_world *world, const train_options *o) {
     if (isnan(o->validation))
         return train_error(ISO_ERR_ARG,

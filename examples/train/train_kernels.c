@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// One step of a model of its own: what a forward counts, and the statistics that layers keep, stay
-// those of the run's.
+// Runs a step on a separate model, so that the counters and statistics of the run's model do not
+// change.
 static iso_status run_step(const train_run *run, iso_module *model, iso_tensor *images,
                            const int32_t *labels) {
     iso_tensor *output, *gradient;

@@ -102,7 +102,7 @@ static bool is_here(const holder *h) {
            h->space != 0 && h->space == pid_space();
 }
 
-// A process that has ended stays in the table until its parent has asked for its end.
+// An ended process stays in the process table until its parent has waited for it.
 static bool has_ended(long pid) {
     char path[64], state = 0;
     if (kill((pid_t)pid, 0) != 0 && errno == ESRCH) return true;
@@ -114,7 +114,7 @@ static bool has_ended(long pid) {
     return read && (state == 'Z' || state == 'X');
 }
 
-// What the clock says that dates files beside path, which may be a file server's.
+// The time by the clock that dates files beside path, possibly that of a file server.
 static long long file_time(const char *path) {
     char name[PATH_ROOM + 8];
     struct stat info = {.st_mtime = time(NULL)};
@@ -127,7 +127,7 @@ static long long file_time(const char *path) {
     return (long long)info.st_mtime;
 }
 
-// Why nobody holds the lock at path any more; NULL: somebody does.
+// Why the lock at path is abandoned; NULL: its holder is alive.
 static const char *why_left(const holder *h, const char *path, char text[64]) {
     long long silent = file_time(path) - h->touched;
     bool gone = h->pid > 0 && is_here(h) && (h->pid == (long)getpid() || has_ended(h->pid));
@@ -139,8 +139,7 @@ static const char *why_left(const holder *h, const char *path, char text[64]) {
 
 // ---- Taking -------------------------------------------------------------------------------------
 
-// Where a file system has no such locks, two takers of one lock that is left over are not told
-// apart.
+// On a file system without such locks, two processes could both take over an abandoned lock.
 static void keep_others_out(int file) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     for (int i = 0; i < TRIES; i++) {
@@ -187,7 +186,7 @@ static void warn_of_takeover(const char *path, const holder *h, const char *why)
                 program, path, why);
 }
 
-// Of an open lock file, which is new or not. ISO_PENDING: it was removed meanwhile.
+// Takes the lock of an open file. made: this process created it. ISO_PENDING: it was removed.
 static iso_status claim_lock(int file, bool made, const train_lock *lock, held *own) {
     char found[RECORD + 1], text[64];
     const char *path = lock->path;
@@ -245,7 +244,7 @@ static void touch_lock(held *own) {
     close(file);
 }
 
-// In the thread of watch.h, which a process that was stopped wakes up in, too.
+// Runs in the thread of watch.h, also right after a stopped process continues.
 static void touch_locks(void) {
     pthread_mutex_lock(&guard);
     for (int i = 0; i < LOCKS; i++) touch_lock(&locks[i]);

@@ -87,7 +87,7 @@ static iso_status open_board(train_run *run) {
     return iso_event_log_create(options->tensorboard, &run->board.log);
 }
 
-// TensorBoard gets its numbers from the log, if need be from one that nobody reads.
+// TensorBoard gets its numbers from the log. Without --log, creates a log that writes no file.
 static iso_status open_log(train_run *run) {
     const train_options *options = run->options;
     struct stat info;

@@ -64,7 +64,7 @@ iso_status train_options_refuse(const char *name, const option_list *more) {
     return train_error_of_library(option_refuse(&list, name));
 }
 
-// An option of --optimizer sgd says nothing to adam, and a user who gives it means something.
+// An option of --optimizer sgd has no effect with adam. The user expects one, so it is refused.
 static iso_status check_belongs(const option_list *list, int i, const train_options *out) {
     const iso_setting *s = list->item[i];
     if (i >= train_option_count || !s->of) return ISO_OK;
@@ -72,8 +72,7 @@ static iso_status check_belongs(const option_list *list, int i, const train_opti
         s, *(const char *const *)field_of(list->item[find_key(list, s->of)], out));
 }
 
-// Of two options of which one replaces the other, the one in the later section of the command line
-// holds.
+// If one of two options replaces the other, the one in the later section of the command line wins.
 static iso_status choose_one(option_list *list, int second, train_options *out) {
     const iso_setting *s = list->item[second];
     int first = s->instead ? find_key(list, s->instead) : -1;
@@ -130,7 +129,7 @@ static const char *value_text(const iso_setting *s, const void *field, char numb
     }
 }
 
-// Of the chosen --sync; a number as it was understood, a choice as it was given.
+// The text of a setting of the chosen --sync: a number as it was parsed, a choice as it was given.
 static const char *setting_text(const iso_setting *s, const train_options *values,
                                 char number[32]) {
     const char *text = train_setting_text(values, s->key);
@@ -209,7 +208,7 @@ static void list_defaults(const iso_setting *s, char *text, size_t room) {
     }
 }
 
-// Whose it is, and its default; strategies that have another one are named.
+// Prints which strategies have the setting, its default, and the strategies with another default.
 static void print_setting(const iso_setting *s, FILE *to) {
     char notes[900], owners[400], defaults[400];
     list_defaults(s, defaults, sizeof(defaults));

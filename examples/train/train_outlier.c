@@ -57,7 +57,7 @@ const char *train_outlier_reasons(const train_run *run) {
     return "--finite skip";
 }
 
-// Of the mean over all ranks, so that all ranks decide alike, also where their gradients differ.
+// Judges the mean over all ranks, so that all decide alike even if their gradients differ.
 iso_status train_outlier_look(train_run *run, double loss, double samples, bool *usual) {
     double sum[3] = {loss, samples, 0}, *z = run->outlier_z;
     if (run->norms) TRY(iso_grad_norm(run->model, 2, &sum[2]));

@@ -75,8 +75,8 @@ iso_status train_check_finite(const train_run *run, const char *what, const char
     return train_error(ISO_ERR_STATE, "%s: parameter %s is not finite: %s", what, name, remedy);
 }
 
-// A network of other functions has the same names and shapes. A checkpoint that train did not write
-// says nothing of them.
+// Networks with other activations have the same names and shapes. A checkpoint that train did not
+// write does not name its activations.
 static iso_status check_activations(const train_run *run, const iso_state_dict *dict) {
     const char *path = run->options->load, *here = run->options->activations;
     const char *there = iso_state_dict_metadata(dict, "isotherm.activations");
@@ -125,7 +125,7 @@ static iso_status save_checkpoint(train_run *run, const char *path) {
     return status;
 }
 
-// Evaluation mode shows what is to be saved.
+// Evaluation mode sets the parameters to what is saved: in periodic modes, their mean.
 iso_status train_checkpoint_save(train_run *run, const char *path) {
     iso_status status = ISO_OK;
     TRY(iso_module_train(run->model, false));
@@ -169,7 +169,7 @@ iso_status train_trace_write(train_run *run) {
     iso_log_set_level(ISO_LOG_ERROR); // a trace of the first steps is all that is wanted
     TRY(iso_trace_text(run->world->rank, &mine, &size));
     iso_status status = iso_comm_gather(run->world->comm, mine, size, 0, &texts, &sizes);
-    if (status != ISO_ERR_TIMEOUT) iso_trace_free_text(mine); // which MPI would still read
+    if (status != ISO_ERR_TIMEOUT) iso_trace_free_text(mine); // after a time-out MPI may read it
     TRY(status);
     if (run->world->rank == 0)
         status = write_trace(run->options->trace, texts, sizes, run->world->ranks);

@@ -26,8 +26,8 @@ static const char *find_path(int argc, char **argv) {
     return NULL;
 }
 
-// Whether an ELF file has all its bytes. The loader would end the process with SIGBUS where a file
-// that was cut off has none. Other files are whole: the loader reports what is wrong with them.
+// Whether an ELF file is complete. For a truncated one, the loader would end the process with
+// SIGBUS. Files of other kinds count as complete: the loader reports what is wrong with them.
 static bool is_whole(const char *path) {
     ElfW(Ehdr) head;
     struct stat info;

@@ -28,7 +28,7 @@ static iso_status read_shares(train_run *run, const char *settings) {
 
 // ---- What cannot go on --------------------------------------------------------------------------
 
-// Why options make ranks train on or with something of their own; NULL: they do not.
+// Why these options tie the run to its number of ranks; NULL: they do not.
 static const char *find_obstacle(const train_run *run) {
     const train_options *o = run->options;
     if (strcmp(o->sampler, "overlap") == 0)
@@ -67,7 +67,7 @@ static iso_status check_batch(const train_run *run, const train_shares *now) {
             "--accumulate) of %lld, and this run has %lld rank%s and one of %lld: %s",
             run->options->resume, (long long)old->ranks, plural_of(old->ranks), (long long)global,
             (long long)now->ranks, plural_of(now->ranks), (long long)global_batch(now), advice);
-    // The updates of an epoch would be others: what is left out is less than ranks * --batch.
+    // The samples that are dropped depend on ranks * --batch, so an epoch would have other updates.
     if (strcmp(run->options->sampler, "drop") == 0 && old->accumulate != now->accumulate)
         return train_error(
             ISO_ERR_MISMATCH,
@@ -108,7 +108,8 @@ iso_status train_ranks_convert(train_run *run, iso_loader_state *samples) {
     } else if (!run->other_nodes) {
         return ISO_OK;
     }
-    // They are the sums of all ranks that saved them: times become their mean, the rest is shared.
+    // Each sum is the total of all ranks that saved it. Times become the mean of those ranks; the
+    // rest is divided among the ranks of this run.
     train_sums *s = &run->sum;
     double *shared[] = {&s->loss,      &s->samples,      &s->last_loss,  &s->last_samples,
                         &s->eval_loss, &s->eval_samples, &s->bytes_sent, &s->bytes_between};

@@ -43,7 +43,7 @@ static int count_buckets(const train_run *run) {
     return stats.bucket_count;
 }
 
-// What is done with buckets of this size, -1: of the given sizes; ms < 0: they are not timed.
+// Logs what was done. size: index of the bucket size; -1: sizes are unchanged. ms < 0: not timed.
 static void log_buckets(train_run *run, const char *what, int size, double ms) {
     iso_json_begin(run->log, "buckets");
     iso_json_int(run->log, "step", run->at.step);

@@ -14,7 +14,7 @@ enum {
 typedef struct train_rebuild {
     int trial;       // the sizes looked at so far; 0: not even the order is known
     int current;     // the size that is tried
-    int64_t since;   // steps with these
+    int64_t since;   // steps with the current buckets
     int64_t skipped; // steps without an update that have been seen
     double ms[TRAIN_REBUILD_TIMED];
     int best; // of the sizes
@@ -24,7 +24,7 @@ typedef struct train_rebuild {
 
 struct train_run;
 
-// Local. Refuses --rebuild where results would depend on the buckets, or cannot be rebuilt.
+// Local. ISO_ERR_ARG if results would depend on the buckets, or if the buckets cannot be rebuilt.
 iso_status train_rebuild_check(const train_options *options);
 // Collective, after each step: rebuilds the buckets when it is time.
 iso_status train_rebuild_look(struct train_run *run);

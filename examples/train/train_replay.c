@@ -29,8 +29,8 @@ void train_replay_note(const iso_daso_change *change, void *user) {
 
 // ---- What has to be the same --------------------------------------------------------------------
 
-// Where ranks that exchange at steps of their own meet, and who they are. A run that meets
-// elsewhere waits for what never comes.
+// Who the ranks are, and where ranks that exchange at their own steps meet. A run that meets
+// elsewhere would wait for ever.
 enum { CONDITIONS = 7 };
 typedef struct condition {
     const char *name; // of the option; the first one: of the launcher
@@ -195,8 +195,8 @@ static iso_status take_line(const char *path, int64_t number, const char *line, 
     return add_change(list, read);
 }
 
-// What ranks did by themselves is logged for all of them where they meet, and another event
-// follows. If a part of it is missing, ranks that repeat it wait for each other.
+// Actions of single ranks are logged for all ranks where they meet, and another event follows. If
+// some are missing, ranks that repeat them would wait for each other.
 static iso_status check_end(const change_list *list, const char *path, bool among_changes) {
     if (list->count == 0)
         return train_error(ISO_ERR_FORMAT,

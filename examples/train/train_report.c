@@ -153,7 +153,7 @@ void train_report_policy(train_run *run, const iso_strategy_stats *stats) {
     iso_json_int(log, "batches_to_wait", stats->wait);
     iso_json_string(log, "reason", stats->reason);
     iso_json_end(log);
-    // What is measured once people are told; a policy may decide often.
+    // Tells people only of the wait that is measured once: a policy may decide often.
     char rhythm[160];
     if (run->bar && run->seen.wait < 0)
         iso_progress_bar_line(run->bar, "step %lld: %s: %s", (long long)run->at.step,

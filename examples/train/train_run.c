@@ -9,7 +9,7 @@
 
 // ---- Errors ----------------------------------------------------------------------------------
 
-// An error that every rank gets can be told and leaves the others waiting for nothing.
+// Marks an error that every rank gets: no rank waits for another, so rank 0 can print it.
 static iso_status mark_told(train_run *run, iso_status status) {
     run->told = status < 0 && status != ISO_ERR_TIMEOUT && status != ISO_ERR_MPI;
     return status;
@@ -26,8 +26,8 @@ static iso_status tell_dropped(train_run *run, iso_status status, int64_t step) 
         run, train_error(status, "the training diverged in step %lld: %s", (long long)step, why));
 }
 
-// Ranks that exchange at their own steps learn of it in different steps, so one that waited for the
-// others could wait for ever: the error ends the job.
+// Ranks that exchange at their own steps notice the error in different steps. Waiting for the
+// others could last for ever, so the error ends the job.
 static iso_status tell_step(train_run *run, iso_status status) {
     status = tell_dropped(run, status, run->at.step + 1);
     const char *sync = run->options->sync;
@@ -44,7 +44,7 @@ static void start_clock(train_run *run) {
     run->clock = iso_now();
 }
 
-// What is still under way, gradients or parameters, belongs to the steps before.
+// Gradients and parameters still under way belong to the steps before.
 static iso_status stop_clock(train_run *run) {
     TRY(iso_data_parallel_finish(run->model));
     TRY(tell_dropped(run, iso_strategy_complete(run->strategy, run->optimizer), run->at.step));
@@ -133,7 +133,7 @@ static int64_t batch_size(const train_run *run, int64_t batch) {
     return smaller_of(o->batch, share - batch * o->batch);
 }
 
-// Adds up the loss of the last batch: late, as the device computes it beside this program.
+// Adds the loss of the last batch to the sums: late, because the device computes it concurrently.
 static iso_status count_loss(train_run *run) {
     double loss, samples = run->uncounted;
     if (samples == 0) return ISO_OK;
@@ -256,7 +256,8 @@ static iso_status check_equal(train_run *run) {
     return status == ISO_ERR_MISMATCH ? mark_told(run, status) : status;
 }
 
-// What the end of an epoch does is left to it. A run that has made its last step ends as ever.
+// Does what is due after a step, except what the end of an epoch does. A run that has made its last
+// step is not stopped.
 static iso_status look_around(train_run *run) {
     const train_options *o = run->options;
     bool last = run->at.step == run->steps, stops;
@@ -338,7 +339,7 @@ static void begin_next_epoch(train_run *run, int64_t samples) {
     run->sum.epoch_seconds = run->sum.seconds;
 }
 
-// The epoch is the last one after all, and so are its steps.
+// Makes this epoch the last one: its steps are the last steps of the run.
 static void end_early(train_run *run) {
     run->sum.last_loss = run->sum.loss;
     run->sum.last_samples = run->sum.samples;
@@ -438,7 +439,7 @@ bool train_perform(const train_world *world, const train_options *options,
     *out = (train_result){0};
     bool good = train_all_well(train_setup_local(&run)) && train_all_well(train_setup_shared(&run));
     if (good && run.at.finished) {
-        // Its parameters may have been lost since, or are wanted under another name.
+        // Saves again: the checkpoint may be lost, or --checkpoint may have another name.
         out->already_finished = true;
         good = all_well(&run, save_checkpoint(&run));
     } else if (good) {

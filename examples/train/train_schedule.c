@@ -85,7 +85,7 @@ iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, do
     run->lr = lr;
     run->lr_factor = 1;
     if (!isnan(o->gamma)) run->schedule.gamma = o->gamma;
-    // A given momentum is meant; RMSprop has none unless it is given.
+    // Does not cycle a momentum that the user gave. RMSprop has none unless it is given.
     run->schedule.cycle_momentum = isnan(o->momentum) && optimizer != ISO_RMSPROP;
     if (kind == ISO_SCHEDULE_EXPONENTIAL) run->schedule.interval = epoch_steps;
     set_step_size(run, epoch_steps);

@@ -14,7 +14,7 @@ iso_status train_server_check(const train_options *options);
 iso_status train_server_setup(train_run *run);
 // Whether this rank only serves.
 static inline bool train_serves(const train_run *run) { return run->world->rank >= run->workers; }
-// For means: on such a rank, times are those of no step.
+// The divisor of mean times: infinite on a rank that only serves, so that its means are 0.
 static inline double train_timed_steps(const train_run *run) {
     return train_serves(run) ? INFINITY : (double)run->timed_steps;
 }

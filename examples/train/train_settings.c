@@ -90,7 +90,7 @@ iso_status train_option_belongs(const iso_setting *s, const char *chosen) {
                        s->of, chosen ? chosen : "not given");
 }
 
-// What this --sync does not take another one may.
+// Adds to the message which other --sync takes this value.
 static iso_status refuse_value(const char *key, const char *given) {
     char owners[400], why[500];
     snprintf(why, sizeof(why), "%s", train_error_text());

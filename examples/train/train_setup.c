@@ -43,7 +43,7 @@ static iso_status open_data(train_world *world, const train_options *options) {
     return ISO_OK;
 }
 
-// Of "cuda" a rank gets the GPU that its place in the node says.
+// With "cuda", ranks of a node take its GPUs in turn, by their local rank.
 static iso_status open_device(train_world *world, const char *device) {
     char text[32];
     int gpus = strcmp(device, "cuda") == 0 ? iso_device_count(device) : 0;
@@ -155,7 +155,7 @@ static bool stat_folder(const char *path, struct stat *out) {
     return stat(folder, out) == 0;
 }
 
-// Whether both name one file, which need not be there: "checkpoint" and "/tmp/checkpoint" may.
+// Whether both name the same file, which need not exist: "checkpoint" and "/tmp/checkpoint" can.
 static bool is_same_file(const char *a, const char *b) {
     struct stat at_a, at_b;
     if (strcmp(a, b) == 0) return true;
@@ -179,7 +179,7 @@ static iso_status refuse_sets(const train_options *o) {
         o->checkpoint, (long long)newest, o->checkpoint);
 }
 
-// What is there and not empty; pipes and the like take whatever comes.
+// Refuses a file that exists and is not empty. Pipes and devices are accepted.
 static iso_status refuse_file(const char *path, const char *what) {
     struct stat info;
     if (!path || stat(path, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0)
@@ -213,7 +213,7 @@ static iso_status check_outputs(const train_options *o) {
     return o->resume || o->resume_auto ? ISO_OK : refuse_file(o->log, "log");
 }
 
-// The same on all ranks.
+// Gives the same answer on all ranks, because it compares names, not files.
 static bool saves_states(const train_options *o) {
     bool continues = o->checkpoint && o->resume && strcmp(o->checkpoint, o->resume) == 0;
     return continues || o->resume_auto || o->checkpoint_every > 0;
@@ -273,7 +273,8 @@ iso_status train_setup_shared(train_run *run) {
     if (run->options->checkpoint) TRY(iso_stop_create(run->world->comm, &run->stop));
     TRY(iso_comm_barrier(run->world->comm)); // a trace begins at the same time on all ranks
     if (run->options->trace) TRY(iso_trace_start(TRACE_SPANS));
-    // Last, so that nothing is lost, and no empty log is left, when anything else is wrong.
+    // Removes old states and opens logs last: if anything else is wrong, nothing is lost, and no
+    // empty log is left.
     if (run->at.finished) return ISO_OK;
     const train_options *o = run->options;
     if (o->overwrite && o->checkpoint && !continues_files(o)) TRY(iso_resume_remove(o->checkpoint));

@@ -8,18 +8,18 @@
 
 enum { SETTINGS_ROOM = 4096 };
 
-// What a run must have had from its beginning for its continuation to mean anything: a line of each
-// option. What stands behind FROM is told but not compared.
+// The settings that a run must keep for its continuation to be meaningful: a line for each option.
+// Text after FROM is shown but not compared.
 #define FROM ", from "
 
 #define CHECKSUM "--data's checksum "
 
-// Tests decide on the parameters where their loss sets the rate.
+// Whether the test loss affects the parameters: it then sets the learning rate.
 static bool uses_test_loss(const train_run *run) {
     return strcmp(run->options->schedule, "plateau") == 0;
 }
 
-// Of the data that decide on the parameters.
+// A checksum of the data that affect the parameters.
 static uint64_t sum_data(const train_run *run) {
     uint64_t train = iso_dataset_checksum(run->world->train_set);
     uint64_t test = iso_dataset_checksum(run->world->test_set);
@@ -113,8 +113,9 @@ static const char *with_default(const char *text, const char *line, char room[TR
 
 // ---- What may differ ----------------------------------------------------------------------------
 
-// How gradients travel is nothing that a run must keep, unless the way has a memory (feedback) or
-// lets parameters drift apart (noop). Of parameters it is the form of what was under way.
+// The wire of a line if it may differ from the saved run's; else NULL. Gradients may change their
+// wire, except one with state (feedback) or one that lets parameters drift apart (noop). If
+// parameters are exchanged, the wire is the form of what was under way.
 static const char *free_wire(const train_run *run, const char *line) {
     static const char *const lines[] = {"--wire f32", "--wire bf16", "--wire f16"};
     const iso_strategy *strategy;
@@ -125,7 +126,7 @@ static const char *free_wire(const train_run *run, const char *line) {
     return NULL;
 }
 
-// Saved state is whole, whoever divides it in memory.
+// ZeRO may differ: saved state is always whole, however ranks divide it in memory.
 static bool is_free_zero(const train_run *run, const char *line) {
     static const char *const options[] = {"--zero ", "--zero-stage ", "--zero-scope "};
     const iso_strategy *strategy;
@@ -155,7 +156,7 @@ static iso_status compare_settings(train_run *run, const char *saved, const char
             run->old_wire = old_wire;
             continue;
         }
-        // Whoever sees that the data are other ones needs no checksum.
+        // If the message names other data, the checksum adds nothing.
         if (strncmp(line, CHECKSUM, strlen(CHECKSUM)) == 0 && strstr(before, "--data of")) continue;
         list_option(before, old_value);
         list_option(now, value);
@@ -229,7 +230,7 @@ static iso_status list_state(train_run *run, char settings[SETTINGS_ROOM],
     return iso_state_set_own_rule(state, "train/sums", ISO_OWN_SUM);
 }
 
-// Sums hold what other parts of the program count, too, so that counting can begin at 0 again.
+// The sums with what other parts of the library have counted. After resuming, those begin at 0.
 static train_sums with_counts(const train_run *run) {
     train_sums sum = run->sum;
     iso_reducer_stats gradients;
@@ -261,7 +262,7 @@ iso_status train_state_save(train_run *run) {
     return status;
 }
 
-// What the library finds is told in terms of files; the cause is nearly always one of these
+// The library reports mismatches in terms of files. The cause is nearly always one of these
 // options.
 static iso_status explain_mismatch(const train_run *run, iso_status status) {
     const train_options *o = run->options;

@@ -35,7 +35,8 @@ double train_hidden(double exchange_ms, double wait_ms) {
     return wait_ms < exchange_ms ? 1 - wait_ms / exchange_ms : 0;
 }
 
-// Beside a GPU the program also stands still for what the GPU computes, which hides nothing.
+// With a GPU, the program also waits for its computation. Such waits say nothing about hidden
+// exchanges.
 static void tell_hidden(FILE *to, const train_result *r, bool beside) {
     double hidden = train_hidden(r->exchange_ms, r->wait_ms_per_step);
     if (beside)

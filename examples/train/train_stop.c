@@ -21,8 +21,8 @@ static const train_options *options;
 static int64_t saved_epoch; // that --checkpoint holds; 0: none of this run's
 static bool redrawn;        // a progress line is open on stdout
 
-// What the next signal does: nothing yet (before and after a run only SIGINT and SIGTERM end the
-// program), has the run saved, or ends it.
+// The effect of the next signal. WAITS: there is no run; only SIGINT and SIGTERM end the program.
+// SAVES: the run is saved and stops. ENDS: the program ends.
 enum { WAITS, SAVES, ENDS };
 static _Atomic int effect;
 static _Atomic bool tells;      // this process prints what becomes of the run
@@ -68,7 +68,7 @@ static const char *name_signal(int code) {
     }
 }
 
-// In the thread of watch.h. The main thread may be in the middle of drawing, or stand in it.
+// Runs in the thread of watch.h. The main thread may be drawing, or be blocked while it draws.
 static void say_farewell(int code) {
     pthread_mutex_lock(&guard);
     for (int i = 0; i < 10 && ftrylockfile(stdout) != 0; i++)
@@ -81,7 +81,7 @@ static void say_farewell(int code) {
                            : name_signal(code));
 }
 
-// In the thread of watch.h or before the run. A launcher may leave the run too little time.
+// Runs in the thread of watch.h, or before the run. A launcher may leave too little time to save.
 static void say_aside(int code) {
     int64_t step;
     char newest[PATH_MAX + 32] = "nothing is saved";
@@ -102,7 +102,7 @@ void train_stop_tell(void) { say_how_to_go_on(name_signal(taken)); }
 
 // ---- Signals ------------------------------------------------------------------------------------
 
-// Some launchers send each signal twice, and someone who has waited wants the end at once.
+// Some launchers send each signal twice. A repetition after a second is from an impatient user.
 static bool is_repeated(int code) {
     int64_t never = 0, now = iso_now();
     if (code != SIGINT && code != SIGTERM) return false;
@@ -121,8 +121,8 @@ static bool take_signal(int code) {
 
 void train_stop_catch(void) { watch_stop(take_signal); }
 
-// A rank whose own steps are repeated may have to be as far ahead of the others as it was, and the
-// exchange of a check would hold it back.
+// Whether ranks repeat their own steps. A rank may then have to run ahead of the others as it did
+// before, and the exchange of a check would hold it back.
 static bool repeats_ranks(const train_run *run) {
     return run->replay_count > 0 && run->replay[0].cause == ISO_CAUSE_RANK;
 }
@@ -136,7 +136,7 @@ iso_status train_stop_check(train_run *run, bool now, bool *stops) {
 
 // ---- Incomplete files ---------------------------------------------------------------------------
 
-// Of a file that is not written whole: beside it, under its name with .tmp.PID behind.
+// Whether this is an incomplete file of this process: BASE, anything, and .tmp.PID.
 static bool is_partial(const char *name, const char *base) {
     char end[32];
     int length = snprintf(end, sizeof(end), ".tmp.%ld", (long)getpid());
@@ -178,7 +178,7 @@ void train_stop_begin(const train_options *of_run, bool says) {
     if (says) watch_farewell(say_farewell);
     watch_at_exit(remove_all_partial);
     effect = options->checkpoint ? SAVES : ENDS;
-    if (!taken) return; // else before the run
+    if (!taken) return; // else a signal came before the run
     if (effect == ENDS) kill(getpid(), taken);
     if (effect == SAVES && says) say_aside(taken);
 }

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEAST_PART 0.1 // of a step: a rank that is later than that is a straggler
+#define LEAST_PART 0.1 // of a step: a straggler exceeds it in lateness and cost
 #define LEAST_MS   0.5
 
 // What a rank tells of itself; the lags of its buckets follow, in ms.
@@ -26,8 +26,8 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// The median of value[0], value[stride], ... without that of one rank; of two, the lower one: one
-// rank that is early makes no straggler of another. room: [ranks].
+// The median of value[0], value[stride], ... without one rank. Of two middle values it takes the
+// lower: one early rank must not make another a straggler. room: [ranks].
 static double median_of_others(const double *value, int stride, int ranks, int without,
                                double *room) {
     int n = 0;

@@ -26,7 +26,7 @@ static double median_step(train_run *run) {
     return run->step_ms[count / 2];
 }
 
-// On purpose: nothing was exchanged.
+// Whether ranks may differ on purpose: --wire noop exchanges nothing.
 static bool may_drift(const train_run *run) {
     const char *wire = train_setting_text(run->options, "wire");
     return wire && strcmp(wire, "noop") == 0;
@@ -47,7 +47,7 @@ static iso_status check_hash(train_run *run, train_result *out) {
     return ISO_OK;
 }
 
-// Exchanges are asynchronous: ranks wait where they meet only.
+// Whether exchanges are asynchronous: ranks then wait only where they meet.
 static bool never_waits(const train_run *run) {
     return run->seen.period_requested == 0 && run->seen.wait_requested < 0;
 }
@@ -204,7 +204,7 @@ static void log_summary(const train_run *run, const train_result *r) {
 
 // ---- For people -----------------------------------------------------------------------------------
 
-// Far above what guessing gives, though every number is one.
+// A finite loss far above that of guessing means that the training diverged, too.
 static void warn_of_loss(const train_run *run, double loss) {
     double guessing = log(run->world->info.classes);
     char steps[48];

@@ -8,7 +8,7 @@
 
 // ---- Setting up ---------------------------------------------------------------------------------
 
-// A network that is loaded may have chosen others.
+// Warns if a new network keeps its first activations. One that is loaded may have chosen others.
 static void warn_of_activations(const train_run *run) {
     const train_options *o = run->options;
     const char *mutate = train_setting_text(o, "tournament-mutate");
@@ -153,7 +153,7 @@ int64_t train_parameter_traffic(const train_run *run) {
 }
 
 double train_wait_ms(const train_run *run) {
-    if (train_serves(run)) return 0; // what it is there for
+    if (train_serves(run)) return 0; // waiting is its job
     iso_reducer_stats gradients;
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &gradients);
     return run->sum.wait_ms + gradients.wait_ms + told_by_strategy(run).wait_ms;

@@ -8,8 +8,8 @@
 
 // ---- What the strategy calls --------------------------------------------------------------------
 
-// This rank's part of the set of its trainer. Every trainer has the whole set, which is not empty.
-// The part is, if the set has fewer images than the trainer has ranks: *out then says 0 samples.
+// Scores this rank's part of its trainer's set. Every trainer uses the whole validation set. A part
+// is empty if the set has fewer images than the trainer has ranks: *out then has 0 samples.
 static iso_status score_model(iso_module *model, iso_evaluation *out, void *user) {
     const train_run *run = user;
     *out = (iso_evaluation){.loss = NAN, .accuracy = NAN};

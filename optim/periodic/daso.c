@@ -55,7 +55,7 @@ static bool same_rhythm(const iso_daso_decision *a, const iso_daso_decision *b) 
            a->batches_to_wait == b->batches_to_wait;
 }
 
-// What exceeds the config's limits is cut, and may then be what is in force.
+// A decision beyond the config's limits is cut, and may then equal the one in force.
 static void adopt_decision(daso *self, iso_observed kind, const iso_daso_decision *decision) {
     iso_daso_decision before = in_force(self);
     iso__daso_schedule_set(&self->schedule, decision);
@@ -137,7 +137,7 @@ static iso_status check_replay(const daso *self) {
     return ISO_OK;
 }
 
-// A run that goes on just before has not timed a step.
+// A run that was resumed just before the measurement has not timed a step.
 static int64_t measured_wait(const daso *self, double exchange_ms, double step_ms) {
     bool known = step_ms > 0 || !(exchange_ms > 0);
     return known ? iso__daso_wait_for(exchange_ms, step_ms) : self->schedule.global_skip;
@@ -166,7 +166,7 @@ static bool plan_measures(const iso__sync_plan *plan) {
     return false;
 }
 
-// A callback and QSR decide on every round, the other policies when a mean has come in.
+// A callback, QSR and a replay decide in every round, other policies only after a merge.
 static iso_status decide_on_round(daso *self) {
     bool always = self->config.policy == ISO_POLICY_CALLBACK ||
                   self->config.policy == ISO_POLICY_QSR || self->config.replay;
@@ -181,7 +181,7 @@ static iso_status begin_round(daso *self, iso__sync_plan *plan) {
     return ISO_OK;
 }
 
-// The first round, or one that the last step() could not begin: it sends what it was to send.
+// Begins the first round, or one that the last step() failed to begin, with its send.
 static iso_status begin_late(daso *self) {
     iso__sync_plan plan;
     ISO_TRY(iso__periodic_check_training(&self->engine));
@@ -231,7 +231,7 @@ static iso_status take_epoch_loss(iso_optimizer *optimizer, double loss) {
     iso_daso_observation observed = {.kind = ISO_OBSERVED_EPOCH, .loss = loss};
     daso *self = self_of(optimizer);
     ISO_TRY(consult_policy(self, &observed));
-    // Where a round had just begun, it goes by the decision.
+    // A round that has just begun follows the decision.
     return iso__periodic_set_scope(&self->engine, iso__daso_schedule_scope(&self->schedule));
 }
 
@@ -358,14 +358,14 @@ static iso_status check_outer_skip(const daso *self) {
     return ISO_OK;
 }
 
-// A warm-up that is over has no effect any more.
+// The length of a warm-up that is over does not matter.
 static bool has_phases(const iso__daso_schedule *saved, const iso__daso_schedule *mine) {
     bool warm = saved->warmup == mine->warmup || saved->step >= saved->warmup;
     return saved->total == mine->total && saved->cooldown == mine->cooldown && warm;
 }
 
-// All ranks have the same parameters. Of fragments that the rhythm has under way nothing was sent.
-// cycled: until the end, so that it goes on; otherwise all begins anew with these parameters.
+// All ranks have the same parameters. The schedule's pending fragments were never sent: their
+// merges are dropped. cycled: the run cycled until its end, and goes on; otherwise it begins anew.
 static iso_status return_to_cycling(daso *self, bool cycled) {
     const iso__daso_schedule *s = &self->schedule;
     iso_scope scope = iso__daso_schedule_scope(s);
@@ -450,7 +450,7 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
     return engine;
 }
 
-// What is no data_parallel is refused later.
+// A module that is not a data_parallel is refused later.
 static iso_status check_config(const iso_daso_config *config, iso_module *data_parallel) {
     bool known = iso_data_parallel_reducer(data_parallel) != NULL;
     int ranks = known ? iso_comm_size(iso_data_parallel_comm(data_parallel)) : 0;

@@ -6,7 +6,7 @@ static bool owns_engine(const iso_optimizer *optimizer) {
     return optimizer->ops->destroy == iso__periodic_free;
 }
 
-// The DASO among optimizer and what it wraps.
+// Finds the DASO optimizer: `optimizer` itself, or one that it wraps.
 static iso_status find_daso(iso_optimizer *optimizer, iso_optimizer **out) {
     const char *name = optimizer->ops->name;
     while (optimizer && !owns_engine(optimizer))
@@ -33,7 +33,7 @@ iso_status iso_daso_get_stats(iso_optimizer *optimizer, iso_daso_stats *out) {
 iso_status iso_daso_epoch_loss(iso_optimizer *optimizer, double loss, bool globally_averaged) {
     iso_optimizer *daso;
     ISO_TRY(find_daso(optimizer, &daso));
-    // The same bits on every rank: what they decide must not differ.
+    // Makes the bits equal on every rank, so that all ranks decide alike.
     if (globally_averaged)
         ISO_TRY(iso_comm_bcast(iso__periodic_of(daso)->comm, &loss, sizeof(loss), 0));
     else

@@ -31,7 +31,8 @@ static int64_t last_send(const iso__daso_schedule *s, int f) {
     return now < first ? 0 : now - (now - first) % period;
 }
 
-// What was sent in this step is not yet to be merged, except at the end.
+// Merges fragments whose wait is over; at the end, all that are under way. A send of this step
+// comes later.
 static void plan_merges(const iso__daso_schedule *s, bool ends, iso__sync_plan *out) {
     int64_t now = s->step - s->warmup, wait = s->batches_to_wait;
     for (int f = 0; f < s->fragments; f++) {

@@ -26,7 +26,7 @@ static void apply_scheduler(daso_heat *self) {
     iso_schedule_step(&self->scheduler, &self->engine.base);
 }
 
-// While cycling f32 travels; downcast_type is of the blocking phases, as in HeAT.
+// downcast_type applies to the blocking phases only, as in HeAT. While cycling, f32 travels.
 static iso_status step_daso(iso_optimizer *optimizer) {
     daso_heat *self = self_of(optimizer);
     iso__sync_plan plan;

@@ -146,7 +146,8 @@ static void set_rhythm(iso__heat_schedule *s, int64_t global_skip, int64_t local
     s->batches_to_wait = wait;
 }
 
-// Below, HeAT lets the global skip fall to 0, which it never leaves, and the wait below 0.
+// Differs from HeAT where it halves: HeAT lets the global skip fall to 0, where it stays, and the
+// wait below 0.
 static void on_plateau(iso__heat_schedule *s) {
     const iso_daso_heat_config *c = &s->config;
     if (s->global_skip > 1) {
@@ -164,7 +165,7 @@ static void start_cycling(iso__heat_schedule *s) {
     set_rhythm(s, most < FIRST_SKIP ? most : FIRST_SKIP, 1, 1);
 }
 
-// Why the skips are what they are; "" where the loss said nothing.
+// Sets the skips for the next epoch. Returns the reason; "" if the loss changed nothing.
 static const char *next_skips(iso__heat_schedule *s, double loss) {
     if (s->epoch < at_least_1(s->config.warmup_epochs)) {
         set_rhythm(s, 0, 0, 0);

@@ -10,14 +10,15 @@
 
 enum { SKIP_REDUCTION_FACTOR = 2, LOCAL_SKIP_FACTOR = 4 };
 
-// HeAT's detector is not fed in the warm-up, whose last epoch counts as cycling, and the cool-down.
+// As in HeAT, the detector sees only losses of the cycling phase, which includes the last epoch of
+// warm-up.
 static bool is_cycling(const iso_daso_config *config, int64_t step) {
     int64_t warmup, cooldown;
     iso__daso_phases(config, &warmup, &cooldown);
     return step >= warmup && step < config->total_steps - cooldown;
 }
 
-// The shortest period for a wait: an automatic one leaves steps before the next send.
+// The shortest period for this wait. An automatic one leaves steps between merge and next send.
 static int64_t least_skip(const iso_daso_config *config, int64_t wait) {
     int64_t spaced = iso__smaller(iso__daso_skip_for(wait), config->max_global_skip);
     return iso__larger(iso__larger(wait, config->global_skip < 0 ? spaced : 0), 1);
@@ -66,7 +67,7 @@ static void take_observation(iso__policy_state *s, const iso_daso_observation *o
     if (s->settling > 0) {
         s->settling--;
     } else if (isfinite(divergence) && divergence > 0) {
-        s->observed++; // the first few weigh the same, so that none of them stands for all
+        s->observed++; // the first few values weigh the same, so that none dominates
         s->divergence += fmax(NEW_VALUE, 1 / (double)s->observed) * (divergence - s->divergence);
     }
 }

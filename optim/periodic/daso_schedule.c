@@ -35,7 +35,7 @@ iso_daso_config iso_hierarchical_sgd_config(int64_t total_steps, int64_t warmup_
                                             const iso_daso_level *levels, int count) {
     int64_t period = count > 0 ? levels[0].period : 1;
     iso_daso_config config = iso_post_local_sgd_config(total_steps, warmup_steps, period);
-    config.level_count = count > 0 ? count : -1; // none is refused, too
+    config.level_count = count > 0 ? count : -1; // -1 is refused later
     for (int i = 0; i < count && i < ISO_DASO_LEVELS; i++) config.level[i] = levels[i];
     return config;
 }
@@ -234,7 +234,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c, int ranks) {
 
 // ---- Phases ---------------------------------------------------------------------------------------
 
-// Rounded up, but 0.07 of 100 is 7, although the product in doubles is a little more.
+// Rounds up. But 0.07 of 100 is 7, although the product in doubles is slightly above 7.
 static int64_t steps_of(int64_t steps, double share, int64_t total) {
     if (steps >= 0) return iso__smaller(steps, total);
     double exact = share * (double)total;
@@ -256,8 +256,8 @@ static iso__phase phase_of(const iso__daso_schedule *s, int64_t step) {
     return step <= end_of_cycling(s) ? ISO__CYCLING : ISO__COOLDOWN;
 }
 
-// An exchange takes no less than 4 steps (iso__daso_wait_for): what would be measured is longer
-// than such a skip, and there is no cycling step to measure in before the send.
+// Such a short skip leaves no cycling step before the send to measure in. A measured wait is at
+// least 4 steps (iso__daso_wait_for), longer than the skip.
 static void wait_unmeasured(iso__daso_schedule *s) {
     s->batches_to_wait = s->global_skip;
     s->measure = false;
@@ -384,7 +384,7 @@ static void plan_send(iso__daso_schedule *s, iso__sync_plan *out) {
     if (!s->pending) iso__plan_add(out, ISO__FULL);
     s->observed = s->observed || !s->pending;
     s->pending_step = s->step;
-    // A wait that nobody measured: as long as there is.
+    // A wait that was not measured is as long as possible.
     s->pending_wait = s->batches_to_wait < 0 ? s->global_skip : s->batches_to_wait;
 }
 
@@ -456,7 +456,7 @@ void iso__daso_schedule_begin(iso__daso_schedule *s, iso__sync_plan *out) {
     out->next = iso__daso_schedule_scope(s);
 }
 
-// Before any step of the round was made.
+// Applies a new decision to a round of which no step was made yet.
 static void begin_anew(iso__daso_schedule *s) {
     if (s->phase != ISO__CYCLING || s->begins || s->step != s->round_step) return;
     begin_interval(s);

@@ -35,7 +35,7 @@ static int place_of_wire(int wire) {
     return place;
 }
 
-// Of 256 differences; 0 for a ratio that it does not take.
+// How many of 256 differences are sent; 0: the ratio is not allowed.
 static int count_kept(double ratio) {
     int kept = 4;
     if (ratio == 0) return 8;
@@ -64,7 +64,8 @@ double iso__wire_consensus(iso_wire wire, double topk_ratio) {
 
 // ---- DASO, local SGD, post-local SGD --------------------------------------------------------------
 
-// What a table is of: a config, and the places among choices that it holds as other enumerations.
+// The fields that the tables of settings fill: a config, and the indices of choices that the config
+// holds as other enumerations.
 typedef struct daso_values {
     iso_daso_config config;
     int unit, wire, outer;

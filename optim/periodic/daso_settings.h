@@ -34,7 +34,7 @@ extern const iso_setting iso__local_sgd_setting[], iso__post_local_setting[], is
 typedef struct iso__daso_rules {
     iso_outer outer;           // name NULL: the mode has none
     iso_tournament tournament; // read only if the config points to it
-    const char *hyper_names;   // of the optimizer's numbers that move, too; NULL: none
+    const char *hyper_names;   // hyperparameters that move with a model; NULL: none
     int zero;                  // the stage in which the ranks of a node divide the updates
     iso_tournament_hyper hyper[ISO_TOURNAMENT_HYPERS]; // room for them, and those of the caller
 } iso__daso_rules;
@@ -49,7 +49,7 @@ typedef struct iso__daso_rules {
     .meaning = "stage of ZeRO, instead of --zero; 2 divides gradients, too, 3 also parameters; "   \
                "0: no ZeRO"
 
-// NULL for a number that is no wire, and for a topk_ratio that it does not take.
+// NULL for an unknown wire, or a topk_ratio that is not allowed.
 const iso__codec *iso__wire_codec(iso_wire wire, double topk_ratio);
 // The consensus step of gossip in this wire, see consensus_step of iso_daso_config.
 double iso__wire_consensus(iso_wire wire, double topk_ratio);

@@ -7,8 +7,7 @@
 
 enum { ANCHOR, MOMENTUM, SQUARES }; // of state
 
-// d: the outer gradient. Elements of type T; numbers in T, so that loops become vector
-// instructions.
+// d is the outer gradient. Elements and numbers have type T, so that the loops vectorise.
 #define RULES(T, name, root)                                                                       \
     static void take_mean_##name(const iso_outer *o, const iso_outer_span *s) {                    \
         const T *mean = s->mean, mix = (T)o->mix;                                                  \

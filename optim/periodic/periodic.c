@@ -13,7 +13,7 @@
 
 static iso_status choose_average(iso__periodic *p, iso__periodic_exchange *x,
                                  iso__payload payload) {
-    // A full average that nothing shortens.
+    // A full average without compression is an exact one.
     if (payload == ISO__PAYLOAD_FULL && !p->average[payload]) payload = ISO__PAYLOAD_EXACT;
     x->payload = payload;
     if (payload == ISO__PAYLOAD_WIRE) return ISO_OK;
@@ -52,7 +52,7 @@ static iso_status start_exchange(iso__periodic *p, iso__periodic_exchange *x, is
     return ISO_OK;
 }
 
-// The parameters of now. While an earlier exchange is under way they wait until it is merged.
+// Sends the current parameters. If an earlier exchange is under way, they wait for its merge.
 static iso_status send_parameters(iso__periodic *p, iso__periodic_exchange *x, iso__payload payload,
                                   const iso__action *action) {
     x->queued = x->pending;
@@ -174,7 +174,7 @@ static iso_status reset_state(iso__periodic *p) {
     return ISO_OK;
 }
 
-// Of parameters, which come first.
+// Measures parameters only: they are the first spans.
 static void measure_divergence(iso__periodic *p, const iso__periodic_exchange *x,
                                const float *mean) {
     double distance = 0, norm = 0;
@@ -219,7 +219,7 @@ static iso_status merge_mean(iso__periodic *p, iso__periodic_exchange *x, const 
     return ISO_OK;
 }
 
-// waited: what all waits took when the sync began.
+// waited: stats.wait_ms at the beginning of the sync.
 static void count_sync(iso__periodic *p, int64_t age, int64_t began, double waited) {
     p->stats.syncs++;
     p->stats.last_age = age;
@@ -227,7 +227,7 @@ static void count_sync(iso__periodic *p, int64_t age, int64_t began, double wait
     p->stats.work_ms += (double)(iso_now() - began) * 1e-6 - (p->stats.wait_ms - waited);
 }
 
-// Of one that failed in iso__periodic_hold, which told of it, there is nothing to merge.
+// An exchange that failed in iso__periodic_hold, which returned the error, has nothing to merge.
 static iso_status merge_exchange(iso__periodic *p, const iso__action *action) {
     const float *mean;
     iso__periodic_exchange *x = &p->exchange[action->exchange];
@@ -246,8 +246,8 @@ static iso_status merge_exchange(iso__periodic *p, const iso__action *action) {
     return ISO_OK;
 }
 
-// The mean of everything, exact unless a SEND of this plan has just started it. Or what has the
-// place of a mean in tournaments.
+// The mean that replaces the parameters: of the exchange that a SEND of this plan has started, else
+// an exact one. In tournaments, the model that takes its place.
 static iso_status full_mean(iso__periodic *p, const iso__action *action,
                             iso__periodic_exchange *sent, const float **mean) {
     if (sent) {
@@ -282,8 +282,8 @@ static iso_status replace_by_mean(iso__periodic *p, iso__periodic_exchange *sent
     return ISO_OK;
 }
 
-// Of a group that takes its turn the other ranks of a node know nothing yet, and of a lower level
-// other groups have another mean. With gossip, every rank has a mean of its own.
+// Whether all ranks are equal now. Not if one leader group took its turn, whose mean others of a
+// node lack; not at a lower level, where groups have different means; not with gossip.
 static bool equal_after(const iso__periodic *p, const iso__periodic_exchange *sent,
                         const iso__action *action) {
     bool turn = action->group != ISO__ALL_GROUPS && p->layout->largest > 1;
@@ -324,7 +324,7 @@ static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__pa
     case ISO__FULL: ISO_TRY(average_fully(p, action, *sent)); break;
     case ISO__NODE_AVERAGE: return iso__periodic_node_average(p);
     case ISO__NODE_COPY: return iso__periodic_node_copy(p, action->group);
-    case ISO__MEASURE: return ISO_OK; // the owner's
+    case ISO__MEASURE: return ISO_OK; // the owner measures
     }
     *sent = NULL; // merged by FULL
     return ISO_OK;
@@ -343,7 +343,7 @@ iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__
     for (int i = 0; i < plan->count; i++) ISO_TRY(carry_out(p, &plan->action[i], payload, &sent));
     ISO_TRY(poll_exchanges(p));
     ISO_TRY(iso__periodic_set_scope(p, plan->next));
-    p->reducer_wait_ms = reducer_wait_ms(p); // waits so far are not of the step that begins
+    p->reducer_wait_ms = reducer_wait_ms(p); // waits so far belong to earlier steps
     p->last_step_ns = iso_now();
     return ISO_OK;
 }
@@ -448,7 +448,7 @@ void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
 
 // ---- Evaluation -----------------------------------------------------------------------------------
 
-// The mean that evaluation sees is not training: what it moves does not count.
+// Evaluation needs a mean that is not part of training: its bytes do not count.
 static iso_status mean_to_show(iso__periodic *p, const float **mean) {
     iso_daso_stats before, after;
     iso__periodic_stats(p, &before);
@@ -492,7 +492,7 @@ iso_status iso__periodic_finish(iso__periodic *p, bool state) {
     ISO_TRY(iso_data_parallel_finish(p->data_parallel));
     ISO_TRY(iso__periodic_show(true, p));
     ISO_TRY(iso__periodic_agree(p, iso__periodic_drop(p)));
-    bool wins = p->config.tournament && (p->match.chosen || !p->equal); // with its buffers
+    bool wins = p->config.tournament && (p->match.chosen || !p->equal); // with the winner's buffers
     if (!state && !wins) ISO_TRY(iso__periodic_mean_buffers(p, p->comm));
     if (p->equal && !state) return ISO_OK;
     return average_fully(p, &exact, NULL);

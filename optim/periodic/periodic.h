@@ -41,9 +41,9 @@ static inline size_t iso__flat_next(iso__flat_cursor *cursor, const iso__span *s
     return at;
 }
 
-// What an exchange carries, and in which type.
-enum { ISO__RECENT_STEPS = 8 }; // whose median time iso__periodic_measure takes
+enum { ISO__RECENT_STEPS = 8 }; // iso__periodic_measure takes their median time
 
+// What an exchange carries, and in which type.
 typedef enum iso__payload {
     ISO__PAYLOAD_WIRE,  // the exchange while cycling
     ISO__PAYLOAD_FULL,  // a blocking full average
@@ -75,11 +75,12 @@ typedef struct iso__periodic_config {
     iso_topology_config topology;
     iso__average_config wire, full;
     iso_merge merge;
-    // Instead of merges and of means over all ranks; NULL: none. Owned by the owner. `wire` swaps.
+    // A tournament instead of merges and means over all ranks; NULL: none. The engine's owner owns
+    // it. `wire` then swaps models.
     const iso_tournament *tournament;
-    // Instead of `merge`, for exchanges over all ranks; NULL: none. Owned by the owner. The only
-    // lower level then is gossip: if `wire` is gossip, level 0 is gossip and level 1 the mean of
-    // all.
+    // Replaces `merge` for exchanges over all ranks; NULL: none. The engine's owner owns it. With
+    // it, gossip is the only possible lower level: level 0 is then gossip, and level 1 the mean of
+    // all ranks.
     const iso_outer *outer;
     iso_state_sync state;
     bool ranks_part; // the ranks of a node may train apart in some steps
@@ -87,12 +88,12 @@ typedef struct iso__periodic_config {
     // only parameters travel while cycling: `state` is ISO_STATE_SYNC_KEEP, and no plan has FULL
     // after SEND.
     int exchanges;
-    // Which parameters they carry: layer i belongs to exchange i modulo their number. false:
-    // consecutive ones.
+    // true: layer i belongs to exchange i modulo `exchanges`. false: each exchange carries
+    // consecutive parameters.
     bool strides;
     // A parameter server takes the place of exchanges: there are none.
     bool server;
-    int servers; // so many ranks, the last ones, only serve
+    int servers; // number of ranks that only serve: the last ones
     // The number of ranks in the groups of each lower level, except gossip. Level lower_count is
     // all ranks.
     int lower_count, lower_ranks[ISO_DASO_LEVELS];
@@ -103,15 +104,15 @@ typedef struct iso__worker iso__worker; // of a parameter server
 struct iso__periodic;
 // Of exchanges that are asynchronous: each rank sends and merges at its own steps.
 typedef struct iso__async {
-    // Collective. All ranks come to the same exchange, see periodic_async.c below. NULL: exchanges
-    // are not asynchronous, and all ranks are there anyway.
+    // Collective. Brings all ranks to the same exchange, see periodic_async.c below. NULL:
+    // exchanges are not asynchronous, so all ranks are at the same exchange anyway.
     iso_status (*meet)(struct iso__periodic *p);
     double interval_ms;
     int64_t sent_at, sent_ns; // the last send: its step, and when it was
     int64_t step;             // the last one
     bool apart;               // steps were made since ranks last met, so destroy is collective
-    // What this rank did after each step; NULL: need not be known. `did` has been told up to step
-    // `told`; what `again` has is repeated.
+    // What this rank did after each step; NULL: not recorded. `did` has been reported up to step
+    // `told`. `again` is what to repeat.
     unsigned char *did, *again;
     int64_t told;
     void (*changed)(const iso_daso_change *change, void *user);
@@ -163,8 +164,8 @@ typedef struct iso__periodic {
     iso__routes *routes; // for the averages, one for each exchange
     iso__routes *lower[ISO_DASO_LEVELS]; // the same within the groups of the lower levels
     const iso_topology *layout;          // that of `ranks`, or of the routes
-    // Every rank goes its own way and nodes have several: means over all ranks add up inside nodes
-    // first. The routes then join nodes, and `ranks` has a node for each rank. NULL: not so.
+    // Ranks train alone, and means over all ranks are first summed inside nodes. The routes then
+    // join nodes, and `ranks` has a node for each rank. NULL: not so.
     iso_topology *ranks;
     iso__average *average[ISO__PAYLOADS]; // FULL, EXACT and STATE; the last two when first needed
     iso__periodic_exchange *exchange;
@@ -222,8 +223,8 @@ static inline iso__periodic *iso__periodic_of(iso_optimizer *owner) {
 static inline bool iso__periodic_outer_ends(const iso__periodic *p, int level) {
     return p->config.outer && level == p->config.lower_count;
 }
-// Ranks that gossip may have failed each for itself: where they meet, all of them learn of it.
-// After a time-out nobody waits again.
+// With gossip a rank may fail alone. Where ranks meet, all of them learn of it. After a time-out no
+// rank waits again.
 static inline iso_status iso__periodic_agree(const iso__periodic *p, iso_status mine) {
     bool agrees = iso__is_gossip(p->config.wire.kind) && mine != ISO_ERR_TIMEOUT;
     return agrees ? iso_comm_agree(p->comm, mine) : mine;
@@ -347,7 +348,7 @@ bool iso__worker_pending(const iso__periodic *p); // an answer is outstanding
 static inline int iso__periodic_trainers(const iso__periodic *p) {
     return iso_comm_size(p->comm) - p->config.servers;
 }
-// With ranks that only serve, whose optimizer states mean nothing, a state is for the same ranks.
+// If ranks only serve, their optimizer states mean nothing. So a state is for the same ranks only.
 iso_status iso__worker_state(iso__periodic *p, iso_state *state);
 iso_status iso__worker_loaded(const iso__periodic *p);
 // ISO_ERR_UNSUPPORTED for the mean of optimizer states, where some ranks have none.
@@ -405,7 +406,7 @@ iso_status iso__match_hyper_loaded(iso__periodic *p);
 
 iso_status iso__periodic_state(iso__periodic *p, iso_state *state);
 iso_status iso__periodic_loaded(iso__periodic *p);
-// Goes back to averages over this scope as if it had never left it: what exchanges refer to, the
+// Returns to averages over this scope as if they had never stopped: the reference of exchanges, the
 // anchor and the state of the outer optimizer stay.
 iso_status iso__periodic_return(iso__periodic *p, iso_scope scope);
 

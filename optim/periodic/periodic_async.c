@@ -26,7 +26,7 @@ static iso_status send_now(iso__periodic *p, int64_t step) {
     return run_action(p, ISO__SEND, step);
 }
 
-// An exchange that failed where ranks met is merged, too: this forgets it.
+// Whether MERGE has work to do: to merge an exchange, or to clear one that failed where ranks met.
 static bool has_merge(const iso__periodic_exchange *x) { return x->pending || x->dropped; }
 
 static iso_status poll_arrival(iso__periodic_exchange *x, bool *arrived) {
@@ -86,8 +86,8 @@ static iso_status merge_pending(iso__periodic *p) {
 
 static int64_t count_merged(const iso__periodic_exchange *x) { return x->starts - has_merge(x); }
 
-// An exchange that fails, fails on all ranks, and those that noticed it earlier have started the
-// next one.
+// An exchange that fails does so on all ranks. Ranks that noticed it earlier have already started
+// the next one.
 static iso_status catch_up(iso__periodic *p, int64_t started, int64_t merged) {
     iso__periodic_exchange *x = exchange_of(p);
     iso_status status = ISO_OK;

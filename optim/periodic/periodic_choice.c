@@ -11,7 +11,7 @@ enum { MOST_PATTERNS = 64 };
 // Whether the name has the form of a pattern, in which '*' stands for any characters.
 static bool has_form(const char *name, const char *pattern, size_t length) {
     const char *end = pattern + length, *behind = NULL,
-               *from = NULL; // the last '*', and what it took
+               *from = NULL; // after the last '*'; where its match ends
     while (*name) {
         if (pattern < end && *pattern == '*') {
             behind = ++pattern;
@@ -68,7 +68,7 @@ static void add_piece(iso__periodic *p, size_t at, size_t bytes) {
     p->match.stays[p->match.stay_count++] = (iso__stay){at, bytes};
 }
 
-// Where the bytes at `data`, memory of an arena of state, are in the flat array.
+// The offset in the flat array of `data`, which points into an arena of optimizer state.
 static size_t find_place(const iso__periodic *p, const size_t *place, const char *data) {
     int i = p->parameter_count + p->buffer_count;
     while (data < (char *)p->span[i].data ||
@@ -77,7 +77,7 @@ static size_t find_place(const iso__periodic *p, const size_t *place, const char
     return place[i] + (size_t)(data - (char *)p->span[i].data);
 }
 
-// Parameter i, and its part of each state that travels.
+// Keeps parameter i, and its part of each optimizer state that travels.
 static void keep_parameter(iso__periodic *p, const size_t *place, int last, int i) {
     const iso__base_optimizer *core = iso__optimizer_innermost(p->inner);
     const iso__slot *slot = &core->slot[p->span[i].slot];
@@ -88,7 +88,7 @@ static void keep_parameter(iso__periodic *p, const size_t *place, int last, int 
             add_piece(p, find_place(p, place, (char *)core->state[k]->data + slot->offset), bytes);
 }
 
-// The names of the spans of buffers: those that are numbers of f32 or f64.
+// Keeps the buffers that stay. Only those of f32 and f64 are spans.
 static void keep_buffers(iso__periodic *p, const size_t *place, const iso_buffer_list *buffers,
                          uint64_t *matched) {
     const iso_tournament *t = p->config.tournament;

@@ -148,13 +148,13 @@ static iso_status make_lower(iso__periodic *p, int k) {
                                      p->exchange_count, &p->lower[k]);
 }
 
-// Averages have the routes for themselves, so the engine has a node of its own.
+// Averages use the communicators of the routes, so the engine needs one of its own for the node.
 static iso_status make_node(iso__periodic *p) {
     ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->layout->node), true, &p->node));
     return iso__comm_place_subset(p->node, p->layout->world);
 }
 
-// Nodes have equally many ranks then, so each rank has its place among the leaders.
+// With ZeRO all nodes have the same number of ranks, so each rank is in a leader group.
 static iso_status make_across(iso__periodic *p) {
     const iso_topology *t = p->layout;
     if (p->common_count == p->span_count) return ISO_OK;
@@ -163,9 +163,9 @@ static iso_status make_across(iso__periodic *p) {
     return iso__comm_place_subset(p->across, p->layout->world);
 }
 
-// Not if nodes have different numbers of ranks: the smallest would decide how large a share each
-// rank gets from all others. Not if exchanges are asynchronous: a replay repeats their phases,
-// wherever the ranks are.
+// Whether means are first summed inside nodes. Not if nodes have different numbers of ranks: the
+// smallest would set the share of each rank. Not if exchanges are asynchronous: a replay repeats
+// their phases, wherever the ranks are.
 static bool adds_in_nodes(const iso__periodic *p) {
     const iso__periodic_config *c = &p->config;
     bool equal, plain = c->wire.kind == ISO__MEAN && c->wire.wire == &iso__codec_f32;
@@ -184,13 +184,13 @@ static iso_status make_routes(iso__periodic *p) {
     ISO_TRY(iso__routes_create(p->comm, &topology, p->exchange_count, &p->routes));
     p->layout = p->ranks ? p->ranks : iso__routes_layout(p->routes);
     for (int k = 0; k < p->config.lower_count; k++) ISO_TRY(make_lower(p, k));
-    // The nodes have failed or not, each for itself.
+    // A node may have failed alone.
     ISO_TRY(iso_comm_agree(p->comm, make_node(p)));
     return iso_comm_agree(p->comm, make_across(p));
 }
 
-// A rank of a node has only its shards of optimizer state, which the same ranks of other nodes
-// have.
+// A rank has only its shards of optimizer state. Ranks in the same place of other nodes have the
+// same shards.
 static iso_status check_zero(const iso_reducer *r, const iso__periodic_config *c) {
     if (!iso__reducer_shares_updates(r)) return ISO_OK;
     ISO_CHECK(iso__reducer_shares_in_nodes(r), ISO_ERR_UNSUPPORTED,
@@ -265,7 +265,7 @@ fail:
 }
 
 void iso__periodic_destroy(iso__periodic *p) {
-    if (!p->async.apart) p->async.meet = NULL; // they have met, and need not be here together
+    if (!p->async.apart) p->async.meet = NULL; // the ranks have met: destroy is local
     if (iso__periodic_drop(p) < 0)
         iso__log(ISO_LOG_ERROR, "while dropping an exchange: %s", iso_last_error()->message);
     if (p->data_parallel) iso__data_parallel_set_train_hook(p->data_parallel, NULL, NULL);

@@ -19,7 +19,7 @@ static iso_status allocate_exchanges(iso__periodic *p) {
     return ISO_OK;
 }
 
-// Consecutive spans of nearly `share` elements, and of what is left at last.
+// Takes consecutive spans of about `share` elements; the last exchange takes the rest.
 static void choose_run(const iso__periodic *p, iso__periodic_exchange *x, size_t share, int end,
                        bool last) {
     size_t elements = 0;
@@ -28,7 +28,7 @@ static void choose_run(const iso__periodic *p, iso__periodic_exchange *x, size_t
         elements += p->span[x->last++].count;
 }
 
-// Those of the layers that belong to exchange e; the spans are in this order.
+// Takes the spans of exchange e. Spans are sorted by exchange.
 static void choose_stride(const iso__periodic *p, iso__periodic_exchange *x, const int *exchange,
                           int e) {
     while (x->last < p->parameter_count && exchange[x->last] == e) x->last++;

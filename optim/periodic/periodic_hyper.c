@@ -2,8 +2,8 @@
 // Hyperparameters that move between trainers with their models, and are perturbed then. See
 // isotherm/tournament.h.
 //
-// Before a model moves, all ranks learn the values of all trainers, as those of now. The first rank
-// of a trainer decides what its trainer goes on with, and all ranks learn that before any changes.
+// Before a model moves, all ranks get the current values of all trainers. The first rank of a
+// trainer decides the new values, and all ranks get them before any rank changes its own.
 #include "optim/periodic/periodic.h"
 
 #include "comm/comm_calls.h"
@@ -137,7 +137,7 @@ static iso_status compare_values(const iso__periodic *p, const double *own) {
     return ISO_OK;
 }
 
-// All ranks have match.before, in which those of a trainer agree.
+// Fills match.before on all ranks, and checks that the ranks of a trainer agree.
 static iso_status share_values(iso__periodic *p) {
     double own[ISO_TOURNAMENT_HYPERS];
     ISO_TRY(iso_comm_agree(p->comm, get_values(p, own)));

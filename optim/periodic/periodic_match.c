@@ -82,7 +82,7 @@ static iso_status share_scores(iso__periodic *p, const iso_evaluation *theirs) {
     return check_samples(p);
 }
 
-// Of a trainer's own model, or of its partner's.
+// The score of a trainer's own model, or (theirs) of its partner's.
 static double score_of(const iso__periodic *p, int trainer, bool theirs) {
     const double *row = p->match.table + trainer * COLUMNS + (theirs ? SCORED : 0);
     bool loss = p->config.tournament->metric == ISO_TOURNAMENT_LOSS;
@@ -127,13 +127,14 @@ static void tell_matches(const iso__periodic *p) {
     }
 }
 
-// The partner's model takes the place of the own one, which is kept in p->room, and is scored.
+// Keeps the own model in p->room, puts the partner's model in its place, and scores it.
 static iso_status try_model(iso__periodic *p, const iso__periodic_exchange *x, const float *model,
                             iso_evaluation *score, bool *kept) {
     ISO_TRY(p->match.status);
     ISO_TRY(iso__periodic_fetch(p, x->first, x->last, p->room));
     *kept = true;
-    // The exchange is complete, and its memory the engine's until the next one.
+    // Writing to `model` is safe: the exchange is complete, and its memory is not used until the
+    // next.
     iso__match_choice_keep(p, (float *)model, p->room);
     ISO_TRY(iso__periodic_put(p, x->first, x->last, model));
     ISO_TRY(score_model(p, score));
@@ -168,7 +169,7 @@ iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const f
     iso__match_hyper_put(p);
     x->turns++;
     tell_matches(p);
-    // Ranks may have passed over different parameters.
+    // Ranks may have skipped updates of different parameters.
     return p->config.tournament->keep_state ? ISO_OK : iso__periodic_agree_on_steps(p, p->comm);
 }
 
@@ -224,7 +225,7 @@ static iso_status allocate_match(iso__match *m, int trainers, const iso_module *
     return iso__alloc_zero(count * COLUMNS * sizeof(*m->table), (void **)&m->table);
 }
 
-// Equal numbers of ranks and trainers do not make equal trainers.
+// Hashes which ranks form which trainer: their numbers alone do not tell.
 static iso_status hash_members(const iso__periodic *p, int64_t *out) {
     void *memory;
     size_t ranks = (size_t)iso_comm_size(p->comm);
@@ -308,7 +309,7 @@ iso_status iso__match_state(iso__periodic *p, iso_state *state) {
     return iso__match_hyper_state(p, state);
 }
 
-// Each trainer has its own model: on other ranks there would be nothing but their mean.
+// Each trainer has a model of its own. On other ranks only the mean of all models could be loaded.
 iso_status iso__match_loaded(iso__periodic *p) {
     int64_t mine[ISO__MATCH_NUMBERS];
     const int64_t *saved = p->match.saved;

@@ -50,8 +50,8 @@ static iso_status sum_over(iso__periodic *p, iso_comm *comm, size_t count, iso_d
     return ISO_OK;
 }
 
-// Of ranks that have gone their own ways. x: a flat array. ranks: so many of them count; the others
-// have zeros.
+// The mean of x, a flat array, over ranks that trained apart. ranks: how many of them count; the
+// others have zeros.
 static iso_status mean_over(iso__periodic *p, iso_comm *comm, int ranks, iso__flat size, float *x) {
     double *y = (void *)((char *)x + iso__flat_f64(size));
     float factor = 1.0f / (float)ranks;
@@ -109,8 +109,8 @@ static void divide_flat(iso__flat size, int nodes, void *x) {
     for (size_t i = 0; i < size.f64; i++) y[i] /= nodes;
 }
 
-// In the order of the nodes, as an exact mean adds them, so that the bits are the same. own: this
-// rank's shards; from: room for those of another node.
+// Adds in the order of the nodes, as an exact mean does, so that the bits are the same. own: this
+// rank's shards. from: room for those of another node.
 static iso_status mean_of_nodes(iso__periodic *p, iso__flat size, const void *own, void *from,
                                 void *sum) {
     int nodes = iso_comm_size(p->across);
@@ -147,7 +147,7 @@ iso_status iso__periodic_mean_shards(iso__periodic *p) {
     return ISO_OK;
 }
 
-// Ranks that go their own ways pass over different parameters.
+// Ranks that train apart may have skipped updates of different parameters.
 iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm) {
     iso__base_optimizer *core = iso__optimizer_innermost(p->inner);
     if (!p->steps) return ISO_OK;
@@ -172,7 +172,7 @@ iso_status iso__periodic_node_average(iso__periodic *p) {
     return ISO_OK;
 }
 
-// In room that the next send fills anew.
+// Uses p->room, which the next send fills anew.
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm) {
     if (p->buffer_count == 0 || iso_comm_size(comm) == 1) return ISO_OK;
     int first = p->parameter_count, last = first + p->buffer_count;

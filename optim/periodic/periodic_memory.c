@@ -18,7 +18,7 @@ iso_status iso__periodic_memory_open(iso__periodic *p) {
     return ISO_OK;
 }
 
-// A copy from the stage must be complete before it is written again, or freed.
+// The stage may be rewritten or freed only after the last copy from it.
 static iso_status wait_for_stage(const iso__periodic *p) {
     if (p->put) ISO_TRY(remote_of(p)->wait(p->device, p->put));
     return ISO_OK;
@@ -54,7 +54,7 @@ iso__flat iso__periodic_flat(const iso__periodic *p, int first, int last) {
     return size;
 }
 
-// Copies that follow in `queue` find what was computed so far, and do not come before it.
+// Makes later copies in `queue` wait for all computation so far.
 static iso_status follow_compute(const iso__periodic *p, iso__queue queue) {
     ISO_TRY(remote_of(p)->record(p->device, ISO__QUEUE_COMPUTE, p->computed));
     return remote_of(p)->follow(p->device, queue, p->computed);

@@ -64,16 +64,16 @@ iso_status iso__periodic_outer_send(iso__periodic *p, const iso__periodic_exchan
     return iso__periodic_unmap(p, x->first, x->last);
 }
 
-// Differences that travel are from the anchor. A rule that sends something else stays close to the
-// last mean.
+// Makes the anchor the reference of later differences. Not for a rule with `send`: what it sends
+// stays close to the last mean.
 static iso_status move_reference(iso__periodic *p, const iso__periodic_exchange *x) {
     const iso_outer *outer = p->config.outer;
     if (outer->states == 0 || outer->send) return ISO_OK;
     return iso__average_move_reference(x->average, p->outer_state[0] + x->offset);
 }
 
-// State becomes the mean, or after a wait what HeAT's rule makes of both. The next differences are
-// from this mean.
+// Sets the state to the mean; after a wait, merges both by HeAT's rule. The next differences refer
+// to this mean.
 static void merge_state(iso__periodic *p, const iso__periodic_exchange *x, int i, size_t at,
                         int64_t age, const float *mean) {
     const iso__span *span = &p->span[i];

@@ -51,21 +51,21 @@ static void fill_saved(iso__periodic *p) {
     p->saved.metric[ISO__METRICS + 3] = stats.work_ms;
 }
 
-// On another number of ranks they are those of rank 0.
+// Adds an own array. Another number of ranks loads rank 0's.
 static iso_status add_own(iso_state *state, const char *name, iso_state_type type, size_t count,
                           void *data) {
     return iso__state_add_own(state, ISO_OWN_RANK0, name, type, (int64_t)count, data);
 }
 
-// On another number of ranks, where nodes have other shares and gossip other peers, the error
-// feedback is 0, and begin_gossip sets the copies.
+// Another number of ranks has other shares and other peers: error feedback then begins at 0, and
+// begin_gossip sets the copies.
 static iso_status add_array(iso_state *state, const char *name, const iso__average_array *array) {
     ISO_TRY(add_own(state, name, ISO_STATE_F32, array->count, array->data));
     if (strcmp(array->name, "reference") != 0) iso__state_rule(state, ISO_OWN_ZERO, 0);
     return ISO_OK;
 }
 
-// What the exchanges after the first hold; the first one's numbers are the engine's.
+// What the exchanges after the first save; the first one's numbers are among the engine's.
 enum { X_PENDING, X_MEMBER, X_PAYLOAD, X_DROPPED, X_MERGES, X_COUNT };
 
 static iso_status add_exchange(iso__periodic *p, int i, iso_state *state) {
@@ -132,9 +132,8 @@ static void drop_pending(int64_t *pending, int64_t *dropped) {
     *pending = 0;
 }
 
-// Ranks of another number, or distributed over nodes in another way, have loaded the mean of the
-// replicas: an exchange that was under way is dropped, and its merge left out. Bytes are counted
-// anew.
+// Another number of ranks, or another distribution over nodes, has loaded the mean of the replicas.
+// Drops the exchange that was under way, and its merge. Counts bytes anew.
 static void take_mean(void *user) {
     iso__periodic *p = user;
     int64_t *number = p->saved.number;
@@ -146,7 +145,7 @@ static void take_mean(void *user) {
         drop_pending(&p->exchange[i].saved[X_PENDING], &p->exchange[i].saved[X_DROPPED]);
 }
 
-// A number for which ranks train one model, or have error feedback, together.
+// A number that tells which ranks share a node: they train one model, or share error feedback.
 static iso_status find_layout(const iso__periodic *p, int64_t *out) {
     const int place[2] = {iso_comm_rank(p->comm), p->layout->node_index};
     *out = (int64_t)(iso__hash(ISO_HASH_START, place, sizeof(place)) >> 24); // so that sums fit
@@ -169,7 +168,7 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
     ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__METRICS + 4, p->saved.metric));
     if (p->config.server) return iso__worker_state(p, state); // servers begin with the parameters
-    if (!p->config.tournament) // which has a state for the same trainers only
+    if (!p->config.tournament) // a tournament checks its trainers itself
         ISO_TRY(iso__state_add_layout(state, &p->saved.layout, "daso/layout"));
     ISO_TRY(add_flat(p, "daso/sent", p->sent, state));
     ISO_TRY(add_flat(p, "daso/mean", p->mean, state));

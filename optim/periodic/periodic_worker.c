@@ -95,7 +95,8 @@ static iso_status for_each_shard(iso__periodic *p, iso_status (*act)(iso__period
     return ISO_OK;
 }
 
-// The parameters with elements of the shard; at: those of each type before the first one.
+// Finds the parameters that share elements with the shard. at: the elements of each type before the
+// first of them.
 static void find_spans(const iso__periodic *p, const iso__server_part *shard, int *first, int *last,
                        size_t at[2]) {
     size_t seen[2] = {0}, unused;
@@ -111,7 +112,7 @@ static void find_spans(const iso__periodic *p, const iso__server_part *shard, in
     }
 }
 
-// Does it to all slices of a shard. message: its elements of each type. put: parameters change.
+// Applies op to all slices of a shard. message: elements of each type. put: parameters change.
 static iso_status visit_shard(iso__periodic *p, int rank, void *const message[2], slice_op op,
                               bool put) {
     int first, last;
@@ -186,7 +187,7 @@ static iso_status pull_all(iso__periodic *p, iso__server_wait how) {
     return ISO_OK;
 }
 
-// What the run that is repeated did here, in its order.
+// Does what the run that is repeated did here, in the same order.
 static iso_status repeat_events(iso__periodic *p) {
     int rank, kind;
     bool merged = false;
@@ -235,11 +236,11 @@ static iso_status exchange_alone(iso__periodic *p) {
     return ISO_OK;
 }
 
-// What other ranks push while a rank that only serves waits for them anywhere.
+// Serves pushes while a rank that only serves waits for the others in any call.
 static bool serve_aside(void *user) {
     iso__periodic *p = user;
     iso_traffic before;
-    if (iso__events_repeat(&p->worker->events)) return false; // each in its step
+    if (iso__events_repeat(&p->worker->events)) return false; // a replay serves each in its step
     iso__server_traffic(p->worker->server, &before);
     bool served = iso__server_serve_aside(p->worker->server);
     count_traffic(p, &before);
@@ -251,7 +252,7 @@ static void serve_aside_too(iso__periodic *p, bool open) {
     if (p->serves) iso__comm_set_idle(p->comm, (iso__idle){serve_aside, p, open});
 }
 
-// The messages of a meeting are matched in their order, so it cannot be made again.
+// A meeting cannot be repeated, because its messages are matched by their order.
 static iso_status check_lost(const iso__worker *w) {
     ISO_CHECK(!w->lost, ISO_ERR_STATE,
               "the ranks of this parameter server did not meet when they were to: end the program, "
@@ -391,8 +392,8 @@ static iso_status allocate_worker(iso__periodic *p, const iso_daso_config *confi
     return iso__events_open(&w->events, config, p);
 }
 
-// A rank that only serves has no statistics of batches. What is synchronised at each batch would
-// wait for it.
+// A rank that only serves computes no batches, so it has no batch statistics, and buffers cannot be
+// synchronised at each batch.
 static iso_status divide_ranks(iso__periodic *p) {
     iso__buffer_sync *buffers = iso__data_parallel_buffers(p->data_parallel);
     iso_buffer_when when = buffers->config.when;

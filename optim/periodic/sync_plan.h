@@ -88,8 +88,8 @@ iso_status iso__heat_schedule_step(iso__heat_schedule *s, iso__sync_plan *out);
 // reason is then one line with the reason.
 bool iso__heat_schedule_epoch_loss(iso__heat_schedule *s, double loss, char *reason, size_t room);
 void iso__heat_schedule_reset(iso__heat_schedule *s);
-// Goes on as `saved`, which may be of nodes with another number of ranks: groups then take turns
-// from that of the same number modulo theirs.
+// Continues from `saved`. If its nodes had another number of ranks, its groups are taken modulo the
+// groups of s.
 void iso__heat_schedule_load(iso__heat_schedule *s, const iso__heat_schedule *saved);
 
 // ---- Our DASO, local SGD and post-local SGD (daso_schedule.c) -------------------------------------
@@ -135,15 +135,15 @@ iso_status iso__daso_config_check(const iso_daso_config *config, int ranks);
 iso_status iso__daso_rhythm_check(const iso_daso_config *config, const iso__daso_names *names);
 // The actions of fragments after a step of cycling. ends: it was the last one.
 void iso__daso_fragments_plan(const iso__daso_schedule *s, bool ends, iso__sync_plan *out);
-// Whether the rhythm has a merge of this fragment ahead, of a send at this step or before it.
+// Whether this fragment was sent, at this step or earlier, and is not yet merged.
 bool iso__daso_fragment_is_open(const iso__daso_schedule *s, int fragment);
 // Only the checks of the fragments.
 iso_status iso__daso_fragments_check(const iso_daso_config *config);
 // Only the checks of the tournament.
 iso_status iso__daso_tournament_check(const iso_daso_config *config);
-// Of the names and limits of the hyperparameters. Their values may differ between trainers.
+// A hash of the names and limits of the hyperparameters. Their values may differ between trainers.
 uint64_t iso__tournament_hyper_hash(const iso_tournament *t);
-// Of the patterns, which may be longer than the text of the settings; 0: there are none.
+// A hash of the patterns, which may be longer than the text of the settings; 0: there are none.
 uint64_t iso__tournament_weights_hash(const iso_tournament *t);
 // Only the checks of the parameter server.
 iso_status iso__daso_server_check(const iso_daso_config *config, int ranks);
@@ -168,8 +168,8 @@ void iso__daso_levels_write(const iso_daso_level *level, int count,
 int iso__daso_level_at(const iso_daso_level *level, int count, int64_t before);
 // The smallest number of earlier updates, at least `before`, at which a level exchanges.
 int64_t iso__daso_level_next(const iso_daso_level *level, int count, int64_t before);
-// Continues the schedule with the phases of `now`. ISO_ERR_ARG, with nothing changed, if the run
-// cannot go on so. *returns: it goes back to cycling.
+// Continues the schedule with the phases of `now`. ISO_ERR_ARG if it cannot go on with them;
+// nothing is changed then. *returns: the schedule goes back to cycling.
 iso_status iso__daso_schedule_extend(iso__daso_schedule *s, const iso__daso_schedule *now,
                                      bool *returns);
 // Converts the config's phases to steps (rounded up). If they overlap, the cool-down is shortened.
@@ -227,15 +227,14 @@ void iso__daso_schedule_measured(iso__daso_schedule *s, int64_t wait);
 int64_t iso__daso_wait_for(double exchange_ms, double step_ms);
 // The least automatic skip for a wait: one and a half of it; 0 for a wait of 0 or less.
 //
-// A merge adds what the exchange has corrected, d = mean - sent, to parameters that went on. In a
-// direction in which training multiplies a deviation from the mean by a over the wait, a merge
-// leaves (a - 1) of a deviation that was sent. If the next send follows at once, that is the factor
-// from send to send: deviations hardly shrink for an a near 0, and grow for a < 0. The steps
-// between merge and send multiply them by about the square root of |a| besides, which is small for
-// an a near 0.
+// A merge adds d = mean - sent to parameters that have moved on. Suppose that during the wait
+// training multiplies a deviation from the mean, in some direction, by a. The merge then leaves
+// (a - 1) times the deviation that was sent. If the next send follows at once, that is the factor
+// from send to send: deviations hardly shrink for a near 0, and grow for a < 0. The steps between
+// merge and send multiply them by about sqrt(|a|) more, which is small for a near 0.
 int64_t iso__daso_skip_for(int64_t wait);
-// Whether the wire may carry what travels: codes with a scale for a group of elements lose small
-// second moments beside large ones.
+// Whether the wire may carry what the config sends. Codes with one scale for a group of elements
+// lose small second moments next to large ones.
 bool iso__daso_carries_state(const iso_daso_config *config);
 
 // ---- Policies (daso_policy.c) ---------------------------------------------------------------------
@@ -244,10 +243,10 @@ bool iso__daso_carries_state(const iso_daso_config *config);
 // that wants another one changes it and gives the reason. Returns whether it changed.
 //
 // plateau: on a plateau of the epoch loss, while cycling, skip is halved and the wait shrinks by 1
-// (to 1, not below); at skip 1 they start again from max_global_skip and a quarter of it (HeAT's
-// skip_reduction_factor 2 and local_skip_factor 4). A wait of 0, or one that was measured, stays,
-// and skip does not fall below it. local_skip is halved too, and starts again from the config's
-// value, so gradients are skipped in a node only if the config says so.
+// (to 1, not below). If skip is already at its least value, both start again: from max_global_skip
+// and a quarter of it (HeAT's skip_reduction_factor 2 and local_skip_factor 4). A wait of 0, or one
+// that was measured, stays. Skip does not fall below the wait. local_skip is halved too, and starts
+// again from the config's value, so gradients are skipped in a node only if the config says so.
 //
 // adaptive: exchange_ms and step_ms are smoothed exponentially, a new value weighs 0.3. The wait
 // follows iso__daso_wait_for: up at once, down when it is more than 1 + wait / 8 too long; a wait

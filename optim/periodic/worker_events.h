@@ -6,8 +6,8 @@
 
 #include "optim/periodic/periodic.h"
 
-// In iso_daso_change `actions` is the sum of one of the first two, of MEETING where ranks met after
-// the step, and of ISO__EVENT_RANKS times the other rank.
+// `actions` of iso_daso_change is a sum: SERVED or MERGED, plus MEETING if ranks met after the
+// step, plus ISO__EVENT_RANKS times the other rank.
 enum {
     ISO__EVENT_SERVED = 1,  // the push of the other rank
     ISO__EVENT_MERGED = 2,  // the other rank's answer

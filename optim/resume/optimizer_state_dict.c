@@ -9,8 +9,8 @@
 enum { NAME_ROOM = 768 };
 
 // ---- Names --------------------------------------------------------------------------------------
-// The list of saved state, which optimizers make, is the one place that knows what there is. Its
-// names are those of the dict behind "optimizer/KIND/".
+// Optimizers list their saved state, and the dict is made from that list. The names of the list are
+// "optimizer/KIND/" followed by those of the dict.
 
 static const char *dict_name(const iso__array *array) {
     const char *slash = strchr(array->name, '/');
@@ -63,7 +63,7 @@ static iso_status add_number(iso_device *device, const iso__array *array, iso_st
     return status;
 }
 
-// What the optimizer itself lists, with pending updates made.
+// Lists the state of the innermost optimizer, after completing pending updates.
 static iso_status list_state(iso_optimizer *optimizer, iso__base_optimizer **core,
                              iso_state **out) {
     iso_tensor *value;
@@ -107,8 +107,7 @@ iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *ou
 }
 
 // ---- Steps of parameters ------------------------------------------------------------------------
-// They are the entries that may be missing. own: the dict of what the optimizer lists, in its
-// order.
+// Only these entries may be missing. own: the optimizer's own dict, in the order of its list.
 
 static bool is_step(const iso_state *state, const iso_state_dict *own, const char *name) {
     int i = iso__state_dict_index(own, name);
@@ -143,7 +142,8 @@ static iso_status add_step(iso_device *device, const char *name, int64_t step, i
     return status;
 }
 
-// The entries of dict, with steps as i64: PyTorch counts in f32. *steps of parameters were there.
+// Copies the entries of dict, with steps as i64, because PyTorch counts in f32. Adds the number of
+// steps found to *steps.
 static iso_status take_entries(iso_device *device, const iso_state *state,
                                const iso_state_dict *own, const iso_state_dict *dict,
                                iso_state_dict *out, int *steps) {
@@ -164,8 +164,8 @@ static iso_status take_entries(iso_device *device, const iso_state *state,
     return ISO_OK;
 }
 
-// A dict without any is of a version that did not count them: -1 stands for the step of the group.
-// Without that, too, they stay as they are.
+// For a dict without steps, from a version that did not count them: -1 stands for the step of the
+// group. If dict lacks that too, steps stay as they are.
 static iso_status presume_steps(const iso__base_optimizer *core, const iso_state *state,
                                 const iso_state_dict *own, iso_state_dict *given) {
     char name[NAME_ROOM];
@@ -191,7 +191,8 @@ static iso_status accept_steps(const iso__base_optimizer *core, const iso_state 
 }
 
 // ---- State that no update uses ------------------------------------------------------------------
-// As momentum_buffer of SGD without momentum: PyTorch has no such entries, and this library zeros.
+// For example momentum_buffer of SGD without momentum: PyTorch has no such entry, this library
+// zeros.
 
 // A number of dict; `otherwise` where it has none of that name.
 static iso_status read_number(const iso_state_dict *dict, const char *name, double otherwise,
@@ -208,7 +209,7 @@ static iso_status read_number(const iso_state_dict *dict, const char *name, doub
     return iso_tensor_unmap(tensor);
 }
 
-// The hyperparameters of a group on which rules decide what they need, as loading dict leaves them.
+// The group's hyperparameters after dict is loaded; only those by which rules choose their state.
 static iso_status coming_hyper(iso__base_optimizer *core, int group, const iso_state_dict *dict,
                                iso_hyper *out) {
     char name[NAME_ROOM];
@@ -259,8 +260,7 @@ static iso_status presume_unused(iso__base_optimizer *core, const iso_state_dict
 
 // ---- Loading ------------------------------------------------------------------------------------
 
-// Of hyperparameters, steps and groups: `own`, into which dict's were copied where they are
-// numbers, back into the optimizer.
+// Writes the numbers of `own` (hyperparameters, steps and groups) back to the optimizer.
 static iso_status put_numbers(const iso_state *state, const iso_state_dict *own) {
     for (int i = 0; i < own->count; i++) {
         const iso__array *array = &state->array[ISO_STATE_SHARED][i];
@@ -278,7 +278,7 @@ static iso_status part_of(const iso_state *state, const iso_state_dict *from, bo
     return ISO_OK;
 }
 
-// Numbers first: they can be refused, and are put back then.
+// Loads numbers first. If the optimizer refuses them, the old ones are put back.
 static iso_status load_entries(iso__base_optimizer *core, const iso_state *state,
                                const iso_state_dict *own, const iso_state_dict *dict) {
     iso_state_dict numbers = {0}, moments = {0}, before = {0};

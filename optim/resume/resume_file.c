@@ -7,7 +7,7 @@
 #include <limits.h>
 #include <string.h>
 
-// Version 1 called the entries of optimizers otherwise.
+// Version 1 has other names for the entries of optimizers.
 #define VERSION   "2"
 #define VERSION_1 "1"
 
@@ -87,7 +87,7 @@ static iso_status parse_head(const iso__safetensors *file, iso__set_head *out) {
     return ISO_OK;
 }
 
-// What follows "optimizer/KIND/" in a name, if KIND is one of the library's; else NULL.
+// What follows "optimizer/KIND/" in a name, if KIND is an optimizer of version 1; else NULL.
 static const char *entry_of_optimizer(const char *name) {
     if (strncmp(name, "optimizer/", 10) != 0) return NULL;
     for (int kind = ISO_SGD; kind <= ISO_LAMB; kind++) {

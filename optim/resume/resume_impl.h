@@ -9,8 +9,8 @@
 
 // ---- The list (state_list.c) ----------------------------------------------------------------------
 
-// What an own array becomes on another number of ranks. kept: with ISO_OWN_ZERO, the number of
-// first elements that are rank 0's instead.
+// What an own array becomes on another number of ranks. kept: with ISO_OWN_ZERO, how many of the
+// first elements become rank 0's instead of zero.
 typedef struct iso__own_merge {
     iso_own_rule rule;
     int64_t kept;
@@ -33,12 +33,13 @@ struct iso_state {
     iso__own_merge *merge;
     int merge_room;
     int64_t *saved_ranks; // NULL: sets of another number of ranks are refused
-    // Tells which ranks share a node, in a shared entry. Sets with another number are loaded as
-    // those of another number of ranks. NULL: it does not matter.
+    // Identifies which ranks share a node; a shared entry. A set with another layout is loaded like
+    // one of another number of ranks. NULL: the layout does not matter.
     int64_t *layout;
     const char *layout_name;
     bool *relaid; // NULL: sets with another one are refused
-    // Own arrays that iso__state_add and the like add become the mean; bytes, those of rank 0.
+    // On another number of ranks, own arrays of iso__state_add and the like become their mean, and
+    // bytes become rank 0's.
     bool averages;
     // Called after what another number of ranks had has been loaded; NULL: nothing.
     void (*moved)(void *user);
@@ -128,8 +129,8 @@ iso_status iso__set_load_one(iso__safetensors *file, const iso__stored *stored, 
 // while it saved this step again may have put it aside.
 void iso__set_own_path(const char *path, const iso__set_head *shared, int rank,
                        char text[ISO__PATH_ROOM]);
-// The bytes of own array i that are merged: all, or with ISO_OWN_ZERO those that are kept. Room for
-// them, a multiple of 8, and for all own arrays.
+// iso__own_kept: the bytes of own array i that are merged; with ISO_OWN_ZERO only those that are
+// kept. iso__own_room: room for them, a multiple of 8. iso__own_bytes: room for all own arrays.
 size_t iso__own_kept(const iso_state *state, int i);
 size_t iso__own_room(const iso_state *state, int i);
 size_t iso__own_bytes(const iso_state *state);
@@ -140,8 +141,8 @@ iso_status iso__own_merge_all(const char *path, const iso__set_head *shared, con
                               char *out);
 // Collective. ISO_ERR_MISMATCH unless all ranks list the same own entries with the same rules.
 iso_status iso__own_match(iso_comm *comm, const iso_state *state);
-// As iso__safetensors_match for the shared arrays, whose forward_counters may have another number
-// of rows; *rows is it.
+// Like iso__safetensors_match, for the shared arrays. Their forward_counters may have another
+// number of rows, which goes to *rows.
 iso_status iso__shared_match(const iso__safetensors *file, const iso_state *state, int saved_ranks,
                              int64_t *rows);
 

@@ -20,7 +20,7 @@ typedef struct load {
     void *merged;             // own arrays, if is_foreign()
 } load;
 
-// Whether what each rank had of its own is merged.
+// Whether the own arrays of all ranks are merged, because ranks or nodes are others.
 static bool is_foreign(const load *l) {
     return l->relaid || l->head.ranks != iso_comm_size(l->comm);
 }
@@ -103,8 +103,8 @@ static iso_status read_own(load *l) {
 
 // ---- One set ------------------------------------------------------------------------------------
 
-// The same on every rank: OK; PENDING: the set is damaged or not whole, as the last error says; or
-// an error.
+// The same on every rank: ISO_OK, ISO_PENDING (the set is damaged or incomplete; the last error
+// says why), or an error.
 static iso_status agree_verdict(iso_comm *comm, iso_status mine) {
     int64_t grade = mine >= 0 ? 0 : mine == ISO_ERR_FORMAT || mine == ISO_ERR_IO ? 1 : 2;
     int64_t worst = grade;
@@ -143,7 +143,7 @@ static iso_status share_file(load *l) {
     return ISO_OK;
 }
 
-// What ranks had of their own becomes the same on all ranks. Rank 0 reads it.
+// Merges the own arrays of all ranks that saved. Rank 0 reads them, and all ranks get the result.
 static iso_status merge_own(load *l) {
     size_t bytes = iso__own_bytes(l->state);
     bool root = iso_comm_rank(l->comm) == 0;
@@ -168,7 +168,7 @@ static iso_status try_set(load *l) {
     return ISO_OK;
 }
 
-// begin -1: of an optional number, which becomes -1.
+// begin -1: the file lacks this optional number, which becomes -1.
 static iso_status place_array(const iso__array *array, const char *data, int64_t begin) {
     void *to;
     ISO_TRY(iso__array_open(array, ISO_WRITE, &to));
@@ -180,7 +180,7 @@ static iso_status place_array(const iso__array *array, const char *data, int64_t
     return ISO_OK;
 }
 
-// This rank's row of forward_counters is that of its number modulo the rows.
+// This rank takes row rank % rows of forward_counters.
 static void place_table(const load *l, const char *data, int64_t begin) {
     const iso_state *state = l->state;
     size_t bytes = (size_t)state->places * sizeof(int64_t);
@@ -341,7 +341,7 @@ static iso_status read_entry(const char *name, const char *file, size_t bytes, v
     return ISO_OK;
 }
 
-// On rank 0: of the newest shared file in which it is sound.
+// On rank 0. Reads the entry from the newest shared file in which it is intact.
 static iso_status read_newest(const char *path, const char *name, size_t bytes, void *data) {
     int64_t *steps = NULL;
     int count = 0, tried = 0;

@@ -78,7 +78,7 @@ static void add_rank(const target *t, const char *from) {
         t->sum[i] += get_number(t, from, i) - get_number(t, t->out, i);
 }
 
-// Differences make the mean of equal numbers have their bits.
+// Summing differences from rank 0 makes the mean of equal numbers exactly that number.
 static void end_sums(const target *t, int ranks) {
     bool sum = t->merge.rule == ISO_OWN_SUM;
     if ((!sum && t->merge.rule != ISO_OWN_MEAN) || is_integer(t)) return;
@@ -139,8 +139,8 @@ static iso_status check_stored(const target *t, const iso__safetensors *file,
     return ISO_OK;
 }
 
-// What is saved and not listed here would be lost; but hooks and exchanges of parameters may have
-// error feedback, and gossip copies, on some numbers of ranks only.
+// Whether a saved entry may be dropped. Error feedback and gossip's copies exist on some numbers of
+// ranks only. Any other entry that this run does not list would be lost.
 static bool may_vanish(const char *name) {
     const char *end = strrchr(name, '/');
     return strcmp(name, "hook_state") == 0 ||

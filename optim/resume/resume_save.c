@@ -38,7 +38,7 @@ static iso_status is_finite(const iso__array *a, bool *out) {
     return iso__array_close(a);
 }
 
-// What is not finite must not take the place of the last good set.
+// NaN or infinite parameters must not replace the last good set.
 static iso_status check_finite(const save *s) {
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < s->state->count[k]; i++) {
@@ -135,7 +135,7 @@ static void drop_own(const save *s) {
     iso__error(why.code, __func__, __FILE__, __LINE__, "%s", why.message);
 }
 
-// False: a rank that did not hear the others may be alone in thinking that the save failed.
+// False: without word from the others, this rank may be alone in thinking that the save failed.
 static bool all_know(iso_status status) {
     return status != ISO_ERR_MPI && status != ISO_ERR_TIMEOUT;
 }
@@ -147,7 +147,8 @@ static iso_status write_all_own(const save *s, uint64_t replaced) {
     return ISO_OK;
 }
 
-// A shared file that stands though writing it failed stands for a whole set.
+// Writing may report a failure although the shared file is complete. The set is then complete, and
+// its own files stay.
 static iso_status write_shared(const save *s) {
     iso_status mine = iso_comm_rank(s->comm) == 0 ? write_file(s, ISO_STATE_SHARED) : ISO_OK;
     iso_status status = iso_comm_agree(s->comm, mine);

@@ -52,7 +52,7 @@ static iso_status add_table(iso_state *self, iso_comm *comm) {
     self->row = comm ? iso_comm_rank(comm) : 0;
     int64_t *row = self->table + (int64_t)self->row * self->places;
     for (int i = 0; i < self->places; i++) memcpy(&row[i], self->place[i], sizeof(row[i]));
-    // Zeros elsewhere: a gather.
+    // Each rank has zeros in the other rows, so the sum gathers all rows.
     if (comm) ISO_TRY(iso_comm_allreduce_i64(comm, self->table, numbers, ISO_SUM));
     iso_state_owner owner = self->owner;
     self->owner = ISO_STATE_SHARED;
@@ -149,7 +149,7 @@ static iso_status add_optimizer(iso_state *self, iso_optimizer *optimizer) {
     return ops->state ? ops->state(optimizer, self) : ISO_OK;
 }
 
-// With ZeRO the state of the innermost one is collective, so all must get there.
+// With ZeRO the state of the innermost optimizer is collective, so all ranks must reach it.
 static iso_status add_optimizers(iso_state *self, iso_optimizer *optimizer) {
     const iso__base_optimizer *core = iso__optimizer_innermost(optimizer);
     iso_status status = ISO_OK;
@@ -165,7 +165,7 @@ iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_
     bool parallel = iso_data_parallel_reducer(module) != NULL;
     iso_comm *comm = parallel ? iso_data_parallel_comm(module) : NULL;
     ISO_CHECK(!state->table, ISO_ERR_STATE, "this state has a module and an optimizer already");
-    // One of them would be all that is saved.
+    // Only one optimizer would be saved.
     int optimizers = parallel ? iso__reducer_appliers(iso_data_parallel_reducer(module)) : 1;
     ISO_CHECK(
         optimizers <= 1, ISO_ERR_UNSUPPORTED,

@@ -40,8 +40,8 @@ static void remove_garbage(const tidying *t, const iso__set_file *files, int cou
             iso__set_remove(t->path, &files[i]);
 }
 
-// Before saving: all that have a shared file. After it: the new set and the one before it; later
-// ones are of a run that was given up.
+// Before a save, keeps all sets with a shared file. After it, keeps the new set and the one before
+// it. Sets of later steps are from a run that was abandoned.
 static void choose_kept(tidying *t) {
     int kept = 0;
     for (int i = 0; t->saved && i < t->kept_count; i++) {
@@ -87,7 +87,7 @@ static iso_status share_kept(tidying *t) {
 static iso_status run_tidying(tidying *t) {
     iso__set_file *files = NULL;
     int count = 0;
-    // What cannot be tidied is no reason to fail: saving will say what is wrong, or has succeeded.
+    // A failure to tidy is no error: a save that follows reports it, or has succeeded already.
     int64_t begun = iso_comm_rank(t->comm) != 0 || begin_tidying(t) >= 0;
     ISO_TRY(iso_comm_allreduce_i64(t->comm, &begun, 1, ISO_MIN));
     if (!begun) return ISO_OK;

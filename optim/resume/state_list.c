@@ -89,7 +89,7 @@ void iso__state_rule(iso_state *self, iso_own_rule rule, int64_t kept) {
     self->merge[self->count[ISO_STATE_OWN] - 1] = (iso__own_merge){rule, kept};
 }
 
-// Of the state of replicas, which was added last.
+// Sets the rule of the array added last, if ranks are replicas that have it of their own.
 static void average_last(iso_state *self, bool bytes) {
     if (self->owner == ISO_STATE_OWN && self->averages)
         iso__state_rule(self, bytes ? ISO_OWN_RANK0 : ISO_OWN_MEAN, 0);

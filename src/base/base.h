@@ -54,8 +54,8 @@ iso_status iso__error_frame(iso_status status, const char *function, const char 
 // ---- Log ------------------------------------------------------------------------------------------
 
 void iso__log(iso_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// Logs the last error, of a call that cannot return it, after the words `during`. Keeps quiet if it
-// is the same as `before`, a copy of the last error before that call: the caller knows it.
+// Logs the last error, of a call that cannot return it, after the words `during`. Logs nothing if
+// it equals `before`, a copy of the last error from before that call: that error is not new.
 void iso__log_new_error(const iso_error *before, const char *during);
 int iso__log_level(void);
 int iso__log_rank(void); // -1 before the first communicator
@@ -164,8 +164,8 @@ uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes);
 // the bytes in two calls gives a different sum than in one. It depends on the byte order of the
 // machine.
 uint64_t iso__checksum(uint64_t sum, const void *data, size_t bytes);
-// The same of bytes that are in several places: adding them one after the other gives the sum that
-// one call gives for all of them.
+// The same checksum for bytes in several places. Adding the places one after the other gives the
+// same sum as one call for all bytes.
 enum { ISO__CHECKSUM_LANES = 4 };
 typedef struct iso__checksum_state {
     uint64_t sum, lane[ISO__CHECKSUM_LANES];

@@ -10,14 +10,14 @@ extern char **environ;
 
 typedef struct env_entry {
     const char *name, *fallback, *meaning;
-    const char *words; // what it may be, one after the other; NULL: a number
+    const char *words; // the allowed words, separated by spaces; NULL: a number or any text
     double low, high;
-    bool whole; // numbers
-    bool text;  // it may be anything
+    bool whole; // only whole numbers are allowed
+    bool text;  // any text is allowed
     // Whether ranks that have different values would exchange in different ways, or compute
-    // different bits. Of the others, who drives progress (thread or program, how often) only
-    // decides when an exchange is complete, a time-out when a rank gives up, and a CUDA graph
-    // launches the same kernels.
+    // different bits. Other variables may differ: those for progress (by a thread or the program,
+    // how often) only decide when an exchange is complete, and a time-out only decides when a rank
+    // gives up. A CUDA graph launches the same kernels.
     bool alike;
 } env_entry;
 
@@ -89,7 +89,7 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                              .whole = true},
 };
 
-// Of programs and tests that are not the library.
+// Prefixes of variables that other programs and tests read, and the library does not.
 static const char *const others[] = {"ISO_TEST_", "ISO_EMULATED_", "ISO_MNIST_"};
 
 const char *iso__env_name(iso__env variable) { return env_table[variable].name; }
@@ -223,7 +223,7 @@ static bool is_known(const char *name, size_t length) {
 }
 
 uint64_t iso__env_unknown(bool warn) {
-    uint64_t sum = 0; // in whatever order they stand
+    uint64_t sum = 0; // a sum, because variables may be in any order
     for (char **at = environ; at && *at; at++) {
         size_t length = strcspn(*at, "=");
         if (strncmp(*at, "ISO_", 4) != 0 || is_known(*at, length)) continue;

@@ -16,7 +16,7 @@ iso_status iso__make_folders(const char *folder) {
         char c = *at;
         if (c && c != '/') continue;
         *at = 0;
-        // Folders above may exist where nobody may make any.
+        // A parent may exist, although its own parent permits no new folders.
         ISO_CHECK(mkdir(path, 0777) == 0 || errno == EEXIST || (c && errno != ENOENT), ISO_ERR_IO,
                   "cannot make the folder %s: %s", path, strerror(errno));
         *at = c;

@@ -5,7 +5,7 @@
 
 #include "base/base.h"
 
-// Of all zeros: it is empty. Several numbers may have the same key.
+// An index of all zeros is empty. Several numbers may have the same key.
 typedef struct iso__index {
     struct iso__index_entry *entry;
     size_t room, count; // room: a power of two, or 0
@@ -18,7 +18,7 @@ iso_status iso__index_add(iso__index *index, uint64_t key, int number);
 int iso__index_next(const iso__index *index, uint64_t key, size_t *at);
 void iso__index_free(iso__index *index);
 
-// The key of a pointer is its own. Names may share a key: compare them.
+// Every pointer has a different key. Different names may share a key, so compare the names.
 static inline uint64_t iso__pointer_key(const void *pointer) { return (uintptr_t)pointer; }
 uint64_t iso__name_key(const char *name);
 // The number of a pointer that was added at most once; -1: it was not.

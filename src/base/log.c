@@ -13,7 +13,7 @@ static _Atomic int silenced;
 
 static const char *const level_name[] = {"error", "warn", "info", "debug"};
 
-// What is no word of the table is refused where the environment is checked.
+// The check of the environment refuses words that are not in its table.
 int iso__debug_level(void) {
     const char *text = iso__env_string(ISO_ENV_DEBUG);
     if (!text) return ISO__DEBUG_OFF;
@@ -22,7 +22,7 @@ int iso__debug_level(void) {
                                        : ISO__DEBUG_OFF;
 }
 
-// What is no level is refused where the environment is checked.
+// The check of the environment refuses text that is not a level.
 static void read_level(void) {
     const char *text = iso__env_string(ISO_ENV_LOG);
     level = ISO_LOG_WARN;

@@ -136,7 +136,7 @@ uint16_t iso__recorder_stream(uint64_t group, int rank, int size, const char *na
     iso_recorder_file *file = atomic_load(&memory);
     uint32_t *ordinal = find_ordinal(group);
     uint16_t at = ordinal ? find_place(file->stream) : REST;
-    if (ordinal) ++*ordinal; // also of one without a place: ranks agree
+    if (ordinal) ++*ordinal; // even without a place, so that ranks agree
     if (at < REST) {
         uint64_t count = atomic_load_explicit(ATOMIC(&file->count), memory_order_relaxed);
         uint64_t since = file->stream[at].group ? count : 0;
@@ -163,8 +163,8 @@ static void write_text(const char *text) {
     (void)written; // there is nobody left to tell
 }
 
-// Whether this reason counts: the first one, or one that is final, after a time-out that the
-// program has survived.
+// Whether to keep this reason: it is the first one, or it is final and comes after a time-out that
+// the program has survived.
 static bool takes_over(int code) {
     int now = code == ISO_ERR_TIMEOUT ? SURVIVABLE : FINAL, before = atomic_load(&failed);
     while (before < now)
@@ -239,14 +239,14 @@ static iso_status refuse_used(const char *path) {
     return ISO_OK;
 }
 
-// A file of an earlier job is replaced, not cut: somebody may read it.
+// Replaces the file of an earlier job instead of truncating it, because somebody may be reading it.
 static iso_status map_file(const char *path, int *descriptor, void **out) {
     size_t bytes = sizeof(iso_recorder_file);
     ISO_TRY(refuse_used(path));
     (void)unlink(path);
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
     ISO_CHECK(fd >= 0, ISO_ERR_IO, "cannot write %s (ISO_RECORDER): %s", path, strerror(errno));
-    int rc = posix_fallocate(fd, 0, (off_t)bytes); // a full disk is told now, not by SIGBUS
+    int rc = posix_fallocate(fd, 0, (off_t)bytes); // detects a full disk now, not by SIGBUS
     void *map = rc == 0
                     ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0)
                     : MAP_FAILED;
@@ -262,8 +262,8 @@ static iso_status map_file(const char *path, int *descriptor, void **out) {
     return ISO_OK;
 }
 
-// A variable that is equal on all ranks of a job, and differs between jobs. Only the first that is
-// set: of the others, ranks of one job may lack some.
+// Hashes a variable that is equal on all ranks of a job, and differs between jobs. Uses only the
+// first variable that is set, because some ranks of a job may lack the others.
 static uint64_t hash_job(void) {
     static const char *const name[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID",
                                        "SLURM_JOB_ID"};

@@ -33,8 +33,8 @@ void iso__record(iso_recorder_event event, uint32_t sequence, const char *name);
 
 // The index of a new stream for a group of ranks; group: a hash of them, not 0.
 uint16_t iso__recorder_stream(uint64_t group, int rank, int size, const char *name);
-// Nothing is recorded in it any more. A new stream may take its place: the one that was closed
-// first.
+// Ends recording in this stream. New streams may then take its place. The stream that was closed
+// first is replaced first.
 void iso__recorder_close(uint16_t stream);
 // One thread at a time for each stream. sequence: the exchange's number in its stream, from 1.
 void iso__record_posted(uint16_t stream, uint32_t sequence, uint64_t bytes, const char *name);
@@ -42,8 +42,8 @@ void iso__record_done(uint16_t stream, uint32_t sequence, uint64_t bytes, const 
 void iso__record_call(uint16_t stream, const char *name);
 
 // Local, idempotent. Moves the recorder into a file, if ISO_RECORDER asks for one. rank, size: in
-// MPI_COMM_WORLD. ISO_ERR_IO if the file cannot be made, ISO_ERR_STATE if a process that runs
-// writes to it, which the file's lock tells.
+// MPI_COMM_WORLD. ISO_ERR_IO if the file cannot be made, ISO_ERR_STATE if the file's lock shows
+// that a running process writes to it.
 iso_status iso__recorder_open(int rank, int size);
 // MPI_Finalize was called.
 void iso__recorder_end(void);

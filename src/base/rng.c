@@ -57,8 +57,8 @@ uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes) {
     return hash;
 }
 
-// For a given word a permutation of lanes, and for a given lane one of words: a single word that
-// differs always shows.
+// A permutation of lanes for a given word, and of words for a given lane. So a difference in a
+// single word always changes the checksum.
 static inline uint64_t stir_lane(uint64_t lane, uint64_t word) {
     lane = (lane ^ word) * 0x9e3779b97f4a7c15u;
     return lane ^ lane >> 32;

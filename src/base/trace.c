@@ -43,7 +43,8 @@ iso_status iso_trace_start(size_t wanted) {
     return ISO_OK;
 }
 
-// Until iso__tracing is true again nobody writes: who saw it true before is waited for.
+// Stops recording, and waits for threads that are still writing a span. Afterwards no thread writes
+// until iso__tracing is true again.
 static void hold_span(void) {
     iso__tracing = false;
     while (writers > 0) sched_yield();

@@ -19,8 +19,8 @@ void iso__comm_lose(iso_comm *comm) {
 
 bool iso__comm_any_lost(void) { return any_lost; }
 
-// The error of a wait that timed out, or that follows one that failed (earlier): no further wait on
-// the communicator succeeds.
+// Returns the error of a wait that has timed out. earlier: a wait on the communicator had failed
+// before this one. After such a failure, no wait on the communicator succeeds.
 static iso_status given_up(const iso_comm *comm, bool earlier, const iso__patience *patience) {
     char missing[320], self[ISO_SELF_ROOM];
     const char *what = patience->what;
@@ -33,8 +33,8 @@ static iso_status given_up(const iso_comm *comm, bool earlier, const iso__patien
                     iso__patience_verdict_unlocked(patience, missing, sizeof(missing)));
 }
 
-// After an error of MPI nobody knows what is still under way: other ranks may wait in the
-// operation, and MPI may use its buffers.
+// After an MPI error the state of the operation is unknown: other ranks may still wait in it, and
+// MPI may still use its buffers.
 static iso_status check_code(iso_comm *comm, int rc, const char *what) {
     if (rc != MPI_SUCCESS) iso__comm_lose(comm);
     ISO_TRY_MPI_CODE(rc, what);

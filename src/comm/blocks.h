@@ -19,14 +19,14 @@ typedef struct iso__block_exchange {
     struct iso__blocks *pool;
     iso__operation operation;
     int step;             // its number
-    char *data;           // this rank's blocks: the part that travels of the first one
-    char *memory;         // of scatters: for as many bytes as such parts have in all
-    size_t bytes, stride; // of a part; from one to the next in data
+    char *data;           // this chunk's part of this rank's first block
+    char *memory;         // scatters only: room for the parts of all ranks
+    size_t bytes, stride; // the length of a part; from one part to the next in data
     iso_dtype dtype;
     int tag;
 } iso__block_exchange;
 
-// Those that can be under way at once on one channel. The engine's lock guards it.
+// The exchanges that can be under way at once on one channel. The engine's lock guards them.
 typedef struct iso__blocks {
     iso__engine *engine;
     int nodes, places; // places: ranks of each node
@@ -40,21 +40,22 @@ typedef struct iso__blocks {
     int promised; // MPI requests of the engine
 } iso__blocks;
 
-// Local. The nodes of a communicator if its blocks travel so: it is located, and on several nodes
-// with equally many ranks. With one rank on each, one level remains. Otherwise 0.
+// Local. The number of nodes of a communicator whose blocks travel in this way, otherwise 0. Such a
+// communicator is located, and has several nodes with equally many ranks. With one rank per node,
+// only the level between nodes remains.
 int iso__blocks_nodes(const iso_comm *comm);
 // Local. For `count` exchanges at once. Posting one allocates nothing, except in MPI.
 iso_status iso__blocks_create(const iso_comm *comm, int count, iso__blocks **out);
 void iso__blocks_destroy(iso__blocks **blocks); // nothing may be in use; accepts NULL
 
-// With the lock held; accept NULL. Whether another exchange can begin; whether MPI may still write
-// into memory of one.
+// Call both with the lock held. They accept NULL. The first returns whether another exchange can
+// begin, the second whether MPI may still write into the memory of one.
 bool iso__blocks_have_room(const iso__blocks *blocks);
 bool iso__blocks_are_in_use(const iso__blocks *blocks);
 
-// For chunks of a channel. Of a scatter, request->send are this rank's blocks, and request->next is
-// memory for as many bytes as the chunk has in all blocks. The sum inside a node is in the order of
-// its ranks; those of nodes are added in the order of isotherm/comm.h, as all-reduces are.
+// For chunks of a channel. In a scatter, request->send points to this rank's blocks, and
+// request->next to memory for the chunk's parts of all blocks. Inside a node, ranks are added in
+// their order. The sums of the nodes are added in the order of isotherm/comm.h, as in all-reduces.
 extern const iso__collective_ops iso__collective_blocks;
 
 #endif

@@ -52,7 +52,7 @@ iso_status iso__comm_bcast_list(iso_comm *comm, const iso__block *block, int cou
     if (total == 0) return ISO_OK;
     ISO_TRY(iso__comm_alloc_zero(comm, total < PACK_BYTES ? total : PACK_BYTES, &pack));
     iso_status status = broadcast_packs(comm, block, count, pack);
-    // MPI may still use it, if there was no memory for a copy.
+    // After these errors MPI may still use the pack, if iso_comm_bcast had no memory for a copy.
     if (status != ISO_ERR_TIMEOUT && status != ISO_ERR_MPI) iso__free(pack);
     ISO_TRY(status);
     return ISO_OK;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Long broadcasts by scatter and all-gather: 2 log2 P rounds, and twice the bytes through each
-// rank. Open MPI's own takes a chain from 64 KB on, which reaches the last rank after P - 1 hops,
-// each time.
+// rank. From 64 KB on, Open MPI's own broadcast uses a chain, which needs P - 1 hops to reach the
+// last rank.
 #include "comm/comm_state.h"
 
 typedef struct tree {
@@ -39,7 +39,8 @@ static iso_status move_blocks(const tree *t, bool sends, int first, int end, int
     return await_block(t, &request);
 }
 
-// Halves of what a rank has go to the rank in the middle, until each has one block.
+// In each round, a rank sends the upper half of its blocks to the rank in the middle of its range.
+// At the end each rank has one block.
 static iso_status scatter_blocks(const tree *t) {
     for (int half = t->power / 2; half > 0; half /= 2) {
         int within = t->place % (2 * half);

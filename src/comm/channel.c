@@ -78,7 +78,7 @@ static iso_status check_phase(const iso__channel *c, const iso__chunk *before,
     return ISO_OK;
 }
 
-// Of a chunk. A message of blocks in two levels has one of each node.
+// The maximum length of a chunk. In two levels, a message of blocks has one chunk for each node.
 static size_t most_bytes(const iso__channel *c) {
     size_t nodes = c->nodes > 0 ? (size_t)c->nodes : 1;
     return MOST_BYTES / nodes / CUT_UNIT * CUT_UNIT;
@@ -224,7 +224,7 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
     if (status == ISO_OK) {
         c->comm = iso_comm_retain(comm);
         c->mpi = MPI_COMM_NULL;
-        c->queue = iso__comm_take_queue(comm); // first: both decide how items are exchanged
+        c->queue = iso__comm_take_queue(comm); // take_items needs this and the next two members
         c->sums_pairwise = iso__channel_sums_pairwise(comm);
         c->nodes = iso__blocks_nodes(comm);
         status = take_items(c, given, count, chunk_bytes, window);

@@ -48,8 +48,8 @@ typedef enum iso__operation {
 
 typedef struct iso__channel_item {
     void *data;
-    size_t bytes; // > 0, whole elements. With SUM of the item, otherwise of one block; chunks and
-                  // window count in the same way
+    size_t bytes; // > 0, whole elements. With SUM the length of the item, otherwise of one block.
+                  // Chunks and the window are measured in the same way
     iso_dtype dtype;
     const char *label; // borrowed; its name in a time-out
     iso__operation operation;
@@ -86,9 +86,9 @@ bool iso__channel_destroy(iso__channel **channel);
 
 // The nodes of a channel's ranks.
 typedef struct iso__channel_nodes {
-    iso_comm *node;    // of this rank's node
-    iso_comm *across;  // rank k of every node, k being this rank's; NULL if k >= slices
-    int nodes, slices; // their number; ranks of the smallest one
+    iso_comm *node;    // the ranks of this rank's node
+    iso_comm *across;  // rank k of every node, if this rank is rank k of its own; NULL: k >= slices
+    int nodes, slices; // the number of nodes; the number of ranks of the smallest node
 } iso__channel_nodes;
 
 // Collective. From now on each SUM of f32 is made in two levels (coll_hierarchy.c), unless some
@@ -119,29 +119,29 @@ bool iso__channel_is_done(const iso__channel *channel, int item);
 // Valid when the item is done.
 iso__channel_times iso__channel_times_of(const iso__channel *channel, int item);
 
-// Of all complete chunks: bytes that were summed, and the time during which anything was under way.
+// The bytes of all complete chunks, and the time during which any chunk was under way.
 typedef struct iso__channel_load {
     int64_t bytes, busy_ns;
 } iso__channel_load;
 iso__channel_load iso__channel_load_of(iso__channel *channel);
 
-// Local. Whether the item travels in two levels, inside nodes and between them, as SCATTER and
-// GATHER do over several nodes with equally many ranks, more than one (comm must be located);
-// whether its messages, if any, are those of pairwise exchange and not MPI's all-reduce.
+// Local. The first returns whether the item travels in two levels, inside nodes and between them.
+// SCATTER and GATHER do so over several nodes with equally many ranks, more than one (comm must be
+// located). The second returns whether the item's messages are those of pairwise exchange.
 bool iso__channel_in_two_levels(const iso__channel *channel, int item);
 bool iso__channel_in_pairs(const iso__channel *channel, int item);
 
-// What keeps a link busy with sums.
+// What a channel needs to keep a link busy with sums.
 typedef struct iso__channel_needs {
-    size_t chunk;  // cut long items at this length or a larger one: messages become short otherwise
+    size_t chunk;  // the minimum length at which to cut long items, so that messages are not short
     int under_way; // chunks at once: a sum by MPI's all-reduce, or by halves, takes 2 log2 P
-                   // rounds of messages that wait for each other, while others must use the link
+                   // rounds, each of which waits for the last. Other sums use the link meanwhile
 } iso__channel_needs;
-// Local. Those of a channel of comm with these nodes (NULL: none), and of this channel.
+// Local. The needs of a channel of comm with these nodes (NULL: none), and of this channel.
 iso__channel_needs iso__channel_needs_for(const iso_comm *comm, const iso__channel_nodes *nodes);
 iso__channel_needs iso__channel_needs_of(const iso__channel *channel);
-// How many chunks of such sums of so many ranks should be under way. 2 are enough for 8 ranks;
-// simulated (docs/scale.md), 2 more for each doubling.
+// The number of chunks of such sums that should be under way. 2 are enough for 8 ranks. In
+// simulations (docs/scale.md), each doubling of the ranks needs 2 more.
 int iso__sums_under_way(int ranks);
 
 // Adds what a round of this item moves. Local; the channel's communicator has been located

@@ -47,8 +47,8 @@ struct iso__channel {
     struct iso__hierarchy *hierarchy; // for sums of f32 over several nodes; NULL: none
     struct iso__pairwise *pairwise;   // for other sums; NULL: by MPI's all-reduce, or none yet
     bool sums_pairwise;
-    int nodes;                  // > 0: of scatters and gathers by messages, blocks.h
-    struct iso__blocks *blocks; // those under way; NULL: there are none
+    int nodes;                  // > 0: scatters and gathers by messages go by node (blocks.h)
+    struct iso__blocks *blocks; // for these exchanges; NULL: the plan has none
     int64_t busy_since;
     iso__channel_load load;
     // The first error, and its message, which is written before it. After an error nothing is

@@ -43,8 +43,8 @@ static bool is_sum_by_messages(const iso__channel *c, const iso__channel_entry *
     return m->given.operation == ISO__SUM && iso__channel_ops(c, m) == &iso__collective_mpi;
 }
 
-// How many chunks of such items can be under way together, at most `limit`; *longest: bytes of the
-// longest one.
+// The number of chunks that can be under way at once, at most `limit`, of the items for which `of`
+// is true. *longest: the bytes of the longest of these chunks.
 static int chunks_at_once(const iso__channel *c,
                           bool (*of)(const iso__channel *, const iso__channel_entry *),
                           size_t limit, size_t *longest) {

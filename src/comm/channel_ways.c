@@ -50,8 +50,8 @@ void iso__channel_count(const iso__channel *c, int i, iso_traffic *to) {
                                                                              m->given.bytes);
 }
 
-// MPI's all-reduce adds ranks of a node first, so direct pairwise exchange may send more between
-// nodes. By halves it does not, if neighbours share nodes.
+// MPI's all-reduce adds the ranks of a node first, so direct pairwise exchange may send more bytes
+// between nodes. Pairwise exchange by halves does not, if neighbouring ranks share nodes.
 bool iso__channel_sums_pairwise(const iso_comm *comm) {
     double most = comm->sum_between * (1 + 1e-9); // both are sums of rounded numbers
     return (!comm->node_of || comm->pairwise_between <= most) &&

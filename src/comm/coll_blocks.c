@@ -15,7 +15,7 @@ static int rank_at(const iso__blocks *b, int node, int place) {
 
 // ---- Parts ----------------------------------------------------------------------------------------
 
-// The block for the rank at a place of a node, or of this rank.
+// The part that belongs to the rank at a place of a node.
 static char *part_at(const iso__block_exchange *e, int node, int place) {
     bool by_place = e->operation == ISO__NODE_SCATTER;
     int block = by_place ? place * e->pool->nodes + node : rank_at(e->pool, node, place);
@@ -26,8 +26,9 @@ static char *own_part(const iso__block_exchange *e) {
     return part_at(e, e->pool->node, e->pool->place);
 }
 
-// The node's sum for another node, and where that of another node comes. A single rank's own parts
-// are its node's sums; otherwise these are adjacent.
+// sum_for: this node's sum for another node. sum_from: where the sum of another node is received.
+// If this rank is alone on its node, its own parts are the node's sums. Otherwise the sums are
+// adjacent in e->memory.
 static bool is_alone(const iso__block_exchange *e) { return e->pool->places == 1; }
 static char *sum_for(const iso__block_exchange *e, int node) {
     return is_alone(e) ? part_at(e, node, 0) : e->memory + (size_t)node * e->bytes;
@@ -35,12 +36,12 @@ static char *sum_for(const iso__block_exchange *e, int node) {
 static char *sum_from(const iso__block_exchange *e, int node) {
     return e->memory + (size_t)(is_alone(e) ? node : e->pool->nodes + node) * e->bytes;
 }
-// Where the parts of a rank of this node come; those of place 0 become the node's sums.
+// Where the parts of a rank of this node are received. Those of place 0 become the node's sums.
 static char *parts_from(const iso__block_exchange *e, int place) {
     return e->memory + (size_t)(e->pool->nodes * place) * e->bytes;
 }
 
-// This rank's own parts join those of the ranks of its node.
+// Copies this rank's own parts to the place where the node's parts are summed.
 static void copy_parts(const iso__block_exchange *e) {
     const iso__blocks *b = e->pool;
     char *to = parts_from(e, b->place);
@@ -60,7 +61,7 @@ static int receive_part(iso__block_exchange *e, char *part, int from) {
     return iso__stages_receive(&e->base, part, (int)e->bytes, MPI_BYTE, from, tag_of(e));
 }
 
-// A type for the parts of the ranks at this place of all nodes, from e->data on.
+// Makes a type that covers, from e->data on, the parts of the ranks at this place of all nodes.
 static int make_type(const iso__block_exchange *e, int place, MPI_Datatype *out) {
     const iso__blocks *b = e->pool;
     for (int n = 0; n < b->nodes; n++) b->at[n] = (MPI_Aint)(part_at(e, n, place) - e->data);
@@ -96,7 +97,7 @@ static const step steps[][ISO_STAGES_OF_BLOCKS + 1] = {
 
 static step step_of(const iso__block_exchange *e) { return steps[e->operation][e->step]; }
 
-// With the k-th rank of this node after this one, and before it.
+// Sends to the k-th rank after this one in the node, and receives from the k-th rank before it.
 static int exchange_in_node(iso__block_exchange *e, int k) {
     const iso__blocks *b = e->pool;
     int to = (b->place + k) % b->places, from = (b->place - k + b->places) % b->places;
@@ -110,7 +111,8 @@ static int exchange_in_node(iso__block_exchange *e, int k) {
     return rc == MPI_SUCCESS ? send_parts(e, to, to_rank) : rc;
 }
 
-// With the ranks at this place of the k-th node after this one, and before it.
+// Sends to the rank at this place of the k-th node after this one, and receives from the rank at
+// this place of the k-th node before it.
 static int exchange_across(iso__block_exchange *e, int k) {
     const iso__blocks *b = e->pool;
     int to = (b->node + k) % b->nodes, from = (b->node - k + b->nodes) % b->nodes;

@@ -51,7 +51,7 @@ static range side_of(const iso__pairwise_sum *s, int half) {
     return half_of((range){0, s->count}, half);
 }
 
-// What a place keeps of a half after so many levels.
+// The range of a half that a place still keeps after `levels` levels.
 static range kept_at(const iso__pairwise_sum *s, int half, int place, int levels) {
     range r = side_of(s, half);
     for (int k = 0; k < levels; k++) r = half_of(r, place >> k & 1);
@@ -81,7 +81,8 @@ static int swap_ranges(iso__pairwise_sum *s, int with, range out, range in, char
     return rc == MPI_SUCCESS ? send_range(s, out, with) : rc;
 }
 
-// Neighbours that share a place: each gets what it keeps, and at the end the sum of the other half.
+// For two neighbours that share a place: first each receives the half that it keeps. At the end
+// each receives the sum of the other half.
 static int swap_halves(iso__pairwise_sum *s, const places *all, bool last) {
     const iso__pairwise *p = s->pool;
     if (!shares_place(p, all)) return MPI_SUCCESS;
@@ -90,7 +91,7 @@ static int swap_halves(iso__pairwise_sum *s, const places *all, bool last) {
                 : swap_ranges(s, p->rank ^ 1, other, own, s->blocks);
 }
 
-// Where the next part of a half is received: that of the right half behind that of the left one.
+// Where the next part of a half is received. The part of the right half follows that of the left.
 static char *block_of(const iso__pairwise_sum *s, const places *all, int half, int levels) {
     range left = kept_at(s, 0, all->own, levels);
     bool behind = half == 1 && !shares_place(s->pool, all);
@@ -112,7 +113,7 @@ static int swap_parts(iso__pairwise_sum *s, const places *all, int level, bool g
 
 // ---- Stages ---------------------------------------------------------------------------------------
 
-// Neighbours, the levels, the levels backwards, neighbours.
+// The stages: between neighbours, through the levels, back through the levels, between neighbours.
 static void shape_stages(iso__pairwise *p) {
     p->stages = 2 * places_of(p).levels + 2;
     p->messages = 4; // two halves in and out
@@ -149,7 +150,7 @@ static int add_received(iso__pairwise_sum *s) {
     return rc;
 }
 
-// Half of the data, and what halves are longer by for the sake of ISO_SLICE_UNIT.
+// Half of the data, plus the bytes by which rounding to ISO_SLICE_UNIT can lengthen a half.
 static size_t block_bytes(const iso__pairwise *p, size_t bytes) {
     (void)p;
     return bytes / 2 + 6 * ISO_SLICE_UNIT * sizeof(double);

@@ -25,8 +25,8 @@ typedef struct slice {
     size_t first, count; // elements
 } slice;
 
-// For fewer elements than ranks, MPI would sum in a different order, and the bits would depend on
-// the length of a chunk. So each slice has an element for each node, unless the whole has not.
+// MPI sums fewer elements than ranks in a different order, so the bits would depend on the length
+// of a chunk. So each slice has at least one element per node, unless the data have fewer in all.
 static slice slice_of(const iso__hierarchy *h, size_t count, int k) {
     size_t units = count / SLICE_UNIT, least = (size_t)(h->nodes - 1) / SLICE_UNIT + 1;
     size_t slices = units / least, at = (size_t)k;
@@ -38,7 +38,7 @@ static slice slice_of(const iso__hierarchy *h, size_t count, int k) {
     return (slice){first, end - first};
 }
 
-// Of the elements that are left, those to send next: all pieces of a slice are about equally long.
+// The number of elements to send next. All pieces of a slice are about equally long.
 static size_t next_piece(const iso__hierarchy *h, size_t left) {
     size_t pieces = (left + h->piece - 1) / h->piece;
     size_t piece = pieces > 1 ? (left / pieces + SLICE_UNIT - 1) / SLICE_UNIT * SLICE_UNIT : left;

@@ -61,7 +61,7 @@ iso_status iso__message_post(iso_request *request) {
     return ISO_OK;
 }
 
-// What follows in the stream would be taken for the piece that is missing.
+// Fails all messages of the stream, because MPI would take a later piece for the missing one.
 static void fail_stream(iso_request *first, int rc) {
     first->comm->talks_failed = true;
     for (iso_request *r = first; r; r = first_of_stream(first)) {

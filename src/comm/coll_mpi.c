@@ -89,8 +89,8 @@ static int set_variable(int index, int wanted, bool may_set, char *text, size_t 
     return value >= 0 && value < 5 ? value : 0;
 }
 
-// MPICH 4.0.2 crashes when MPI_T is initialised a second time. It has no such variable, so it is
-// asked once only.
+// MPICH 4.0.2 crashes when MPI_T is initialised a second time. Since MPICH has no such variable,
+// this function asks it only once.
 static int ask_mpi(int wanted, bool may_set, char *text, size_t room) {
     static atomic_bool absent;
     int level = MPI_THREAD_SINGLE, index = 0, value = 0;
@@ -117,7 +117,7 @@ static const char *user_algorithm(void) {
 #endif
 }
 
-// By number or by name. Gives 0 for other text.
+// Reads the number or the name of an algorithm. Returns 0 for other text.
 static int read_algorithm(const char *text) {
     static const char *const word[] = {"ignore", "ring", "binomial", "rabenseifner",
                                        "recursive_doubling"};
@@ -147,8 +147,8 @@ int iso__choose_algorithm(bool may_set, char *text, size_t room) {
 }
 #endif
 
-// It has the bits of Rabenseifner's algorithm, so it may also take its place if the user has set
-// that.
+// Pairwise exchange gives the same bits as Rabenseifner's algorithm, so it may replace that
+// algorithm even if the user has set it.
 int iso__pairwise_allowed(int number) {
     double wanted = PAIRWISE;
     bool same = number == 0 || number == 3;
@@ -240,7 +240,7 @@ static void complete_chunk(iso__engine *engine, int slot, int error) {
         post_queued(request->comm, slot);
     }
     if (request->message) iso__message_continue(request, slot);
-    if (request->hierarchy) return; // which still has to copy it
+    if (request->hierarchy) return; // coll_hierarchy.c still has to copy the slice
     if (request->under_way == 0 && request->left == 0 && request->state == ISO_REQUEST_POSTED)
         iso__request_complete(request);
 }

@@ -7,7 +7,8 @@
 
 #include <string.h>
 
-// ISO_IALLREDUCE 5 sums directly as long as that takes few messages, and 6 never.
+// With ISO_IALLREDUCE=5, up to ISO_PAIRWISE_MOST ranks sum directly, and more ranks sum by halves.
+// With 6, ranks always sum by halves.
 int iso__pairwise_choice(const iso__engine *engine, int size) {
     bool power = (size & (size - 1)) == 0;
     if (engine->pairwise == 0 || power) return 0;

@@ -12,9 +12,9 @@ iso_status iso_comm_barrier(iso_comm *comm) {
     return iso__comm_meet(comm, "a barrier");
 }
 
-// Memory in which MPI sends and receives instead of the caller's, which may no longer exist after a
-// time-out. *out is NULL where there is no more than the communicator began with: this rank must
-// not leave the others alone in a collective.
+// Lends memory that MPI uses in place of the caller's, which may no longer exist after a time-out.
+// *out is NULL if the scratch memory is too short and cannot grow. That is not an error, because
+// this rank must not leave the others alone in a collective.
 static iso_status borrow_memory(iso_comm *comm, size_t bytes, void **out) {
     *out = NULL;
     if (comm->lost || bytes > comm->scratch_bytes) {
@@ -83,9 +83,9 @@ bool iso__comm_same_ranks(const iso_comm *a, const iso_comm *b) {
 
 // ---- Blocking collectives -------------------------------------------------------------------------
 
-#define CHUNK_BYTES ((size_t)16 << 20) // that one MPI call moves at most
+#define CHUNK_BYTES ((size_t)16 << 20) // the maximum that one MPI call moves
 #define LONG_BYTES  ((size_t)1 << 16)  // from here on Open MPI broadcasts along a chain...
-#define FEW_RANKS   4                  // ...unless the root itself sends to so few ranks
+#define FEW_RANKS   4                  // ...except over so few ranks, to which the root sends
 
 static size_t chunk_of(size_t bytes) { return bytes < CHUNK_BYTES ? bytes : CHUNK_BYTES; }
 
@@ -130,7 +130,7 @@ size_t iso__comm_reduction_room(const iso_comm *comm, size_t count) {
     return count > power || count == 0 ? count : power;
 }
 
-// What is added changes no result: zeros to a sum, else the first number again.
+// Pads with numbers that do not change the result: zeros for a sum, else copies of the first one.
 static void fill_up(int64_t *number, size_t count, size_t room, MPI_Op op) {
     for (size_t i = count; i < room; i++) number[i] = op == MPI_SUM ? 0 : number[0];
 }
@@ -151,7 +151,7 @@ static iso_status reduce_chunk(iso_comm *comm, int64_t *data, size_t count, MPI_
     return ISO_OK;
 }
 
-// Of doubles, or of integers of as many bits.
+// For doubles, or for 64-bit integers.
 static iso_status reduce_numbers(iso_comm *comm, void *data, size_t count, MPI_Datatype type,
                                  iso_reduce op) {
     MPI_Op mpi_op = op == ISO_SUM ? MPI_SUM : op == ISO_MAX ? MPI_MAX : MPI_MIN;
@@ -164,7 +164,7 @@ static iso_status reduce_numbers(iso_comm *comm, void *data, size_t count, MPI_D
     ISO_CHECK(count <= PTRDIFF_MAX / 8, ISO_ERR_ARG, "%zu numbers are too many for a reduction",
               count);
     size_t done = 0, chunk;
-    do { // of no numbers, too: all ranks meet
+    do { // once even without numbers, so that all ranks meet
         chunk = chunk_of((count - done) * 8) / 8;
         ISO_TRY(reduce_chunk(comm, (int64_t *)data + done, chunk, type, mpi_op));
         done += chunk;
@@ -216,7 +216,7 @@ static iso_status receive_all(iso_comm *comm, const void *data, const size_t *ea
     return ISO_OK;
 }
 
-// On root, *wire are the lengths of all ranks, in the scratch memory.
+// On root, *wire points to the lengths of all ranks, in the scratch memory.
 static iso_status gather_sizes(iso_comm *comm, size_t bytes, int root, uint64_t **wire) {
     MPI_Request request;
     void *memory;
@@ -267,7 +267,7 @@ iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int r
 void iso_comm_free(void *data) { iso__free(data); }
 
 iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
-    // The others cannot be asked. They wait here, or in an operation that failed on another
+    // This rank cannot reach the others: they wait here, or in an operation that failed on another
     // communicator.
     if (mine < 0 && comm->lost) return mine;
     bool alone = mine == ISO_ERR_MPI || mine == ISO_ERR_TIMEOUT;

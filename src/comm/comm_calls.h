@@ -22,9 +22,9 @@ bool iso__comm_is_finalized(const iso_comm *comm);
 // Local. Whether both have the same ranks in the same order. Returns false if MPI cannot say.
 bool iso__comm_same_ranks(const iso_comm *a, const iso_comm *b);
 
-// With how many numbers a reduction of `count` is made: with fewer numbers than the largest power
-// of two of ranks, Open MPI's Rabenseifner would give way to a ring, and so take 2 (P - 1) rounds
-// instead of 2 log2(P).
+// The length to which to pad a reduction of `count` numbers. For fewer numbers than the largest
+// power of two up to P, Open MPI replaces Rabenseifner's algorithm by a ring, which takes 2 (P - 1)
+// rounds instead of 2 log2(P).
 size_t iso__comm_reduction_room(const iso_comm *comm, size_t count);
 
 // Collective. Zeroed memory on every rank, which the caller frees. If a rank has none: an error on
@@ -63,8 +63,9 @@ bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
 // of GPUs; for other memory they mean AUTO.
 enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL, ISO_NODE_NCCL_ALL };
 iso_status iso__node_collective(int *out);
-// Collective (hosts.c). Which ranks are on the same host, so that they may share memory: lowest[r],
-// of comm's size, is the lowest rank on the host of rank r. And whether all of them are on one.
+// Collective (hosts.c). The first finds which ranks are on the same host, so that they may share
+// memory: lowest[r] is the lowest rank on the host of rank r, for all ranks of comm. The second
+// finds whether all ranks are on one host.
 iso_status iso__comm_find_hosts(iso_comm *comm, int64_t *lowest);
 iso_status iso__comm_on_one_host(iso_comm *comm, bool *out);
 
@@ -84,26 +85,27 @@ iso_status iso__topology_create(iso_comm *comm, const iso_topology_config *confi
 // (iso_now).
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 iso_status iso__request_test(iso_request **request, int64_t *done_ns); // as iso_request_test
-// As iso_request_wait. Until it is complete, calls idle->call at first, and after any exchange of
-// this process has completed; again at once if it did something.
+// As iso_request_wait, but calls idle->call while it waits: at first, after any exchange of this
+// process has completed, and again at once if the call did something.
 iso_status iso__request_wait_idle(iso_request **request, const iso__idle *idle);
-// Local. From now on `idle` holds for every wait on comm itself, for a non-blocking exchange or in
-// a blocking call. It must not wait on comm. Its call NULL: no longer.
+// Local. From now on `idle` applies to every wait on comm itself, for a non-blocking exchange or in
+// a blocking call. idle.call must not wait on comm. With idle.call NULL, `idle` no longer applies.
 void iso__comm_set_idle(iso_comm *comm, iso__idle idle);
-bool iso__comm_is_idle(const iso_comm *comm); // there is one
+bool iso__comm_is_idle(const iso_comm *comm); // whether an idle function is set
 
-// ---- Collectives that others carry out (outside.c) -------------------------------------------------
+// ---- Collectives of other libraries (outside.c) -------------------------------------------------
 
-// Counts the collectives of a library such as NCCL, so that the ranks that keep the others waiting
-// can be named. From any thread, also one that must not call MPI; one thread at a time.
+// Counts the collectives of a library such as NCCL, so that messages can name the ranks that keep
+// the others waiting. Any thread may call these functions, even one that must not call MPI, but
+// only one thread at a time.
 typedef struct iso__outside iso__outside;
-// Local, but all ranks of comm create the same ones and the same channels in one order. Retains
-// comm.
+// Local, but all ranks of comm must create these and its channels in the same order. Retains comm.
 iso_status iso__outside_create(iso_comm *comm, iso__outside **out);
 void iso__outside_destroy(iso__outside **outside); // accepts NULL
 void iso__outside_count(iso__outside *outside);    // this rank has begun one
-// This rank has waited since since_ns (iso_now) for `what`, the oldest of the under_way last ones.
-// Call it again and again: it leaves a mark for ISO_STEP_TIMEOUT, and warns when that is due.
+// This rank has waited since since_ns (iso_now) for `what`, the oldest of the last `under_way`
+// collectives. Call it repeatedly during the wait: it leaves a mark for ISO_STEP_TIMEOUT, and logs
+// a warning when one is due.
 void iso__outside_wait(iso__outside *outside, const char *what, int under_way, int64_t since_ns);
 void iso__outside_rest(iso__outside *outside); // it waits no longer; accepts NULL
 // Which ranks are missing, as a clause.
@@ -133,9 +135,10 @@ iso_status iso__comm_iallgather(iso_comm *comm, void *data, size_t block_bytes, 
 iso_status iso__comm_ibcast(iso_comm *comm, void *data, size_t bytes, int root, const char *name,
                             iso_request **out);
 // Two operations: sends `bytes` to rank `to`, and receives as many from rank `from`. Both ranks may
-// be this one. Rank `to` calls this with `from` this rank, and the other way round. bytes: a
-// multiple of 64. `send` belongs to the first operation, recv to the second. If this fails, *sent
-// or *received may have begun all the same; it is NULL otherwise.
+// be this one. Rank `to` must call this with this rank as `from`, and rank `from` with this rank as
+// `to`. bytes: a multiple of 64. `send` belongs to the first operation, `recv` to the second. If
+// this fails, one operation may have begun all the same. *sent or *received is NULL if its
+// operation has not begun.
 typedef struct iso__messages {
     const void *send;
     void *recv;
@@ -144,11 +147,11 @@ typedef struct iso__messages {
 } iso__messages;
 iso_status iso__comm_imessages(iso_comm *comm, const iso__messages *messages, const char *name,
                                iso_request **sent, iso_request **received);
-// Sends `bytes` to rank `with`, or, if `send` is NULL, receives them from it. The k-th message with
-// a tag that a rank sends to another one is the k-th with this tag that the other one receives from
-// it; nothing else is in order, so ranks need not begin messages alike. No wait for it can tell who
-// is late. bytes: a multiple of 64, the same on both ranks. The memory belongs to the message until
-// it completes.
+// Sends `bytes` to rank `with`, or, if `send` is NULL, receives them from that rank. Messages with
+// the same tag between two ranks are received in the order in which they are sent. Nothing else is
+// ordered, so ranks may begin messages in different orders. A wait for a message cannot tell which
+// rank is late. bytes: a multiple of 64, the same on both ranks. The memory belongs to the message
+// until it completes.
 typedef struct iso__message {
     const void *send;
     void *recv;
@@ -157,7 +160,7 @@ typedef struct iso__message {
 } iso__message;
 iso_status iso__comm_imessage(iso_comm *comm, const iso__message *message, const char *name,
                               iso_request **out);
-// Collective. The largest of each number, in place.
+// Collective. Replaces each number by its maximum over all ranks.
 iso_status iso__comm_iallreduce_max(iso_comm *comm, double *data, int count, const char *name,
                                     iso_request **out);
 

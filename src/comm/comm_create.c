@@ -44,9 +44,10 @@ static iso_status judge_setting(iso_comm *comm, bool *may_set) {
     return ISO_OK;
 }
 
-// The search takes Open MPI a fifth of a second, so it is repeated only to set what could not be
-// set before. Also on a rank that could not get an engine, as it still takes part in reductions.
-// Gives Open MPI's number of the algorithm, with ten times engine->pairwise added.
+// Open MPI takes a fifth of a second to find the variable, so the search is repeated only to set
+// the variable if that was not possible before. A rank that could not get an engine also does this,
+// because it still takes part in reductions. *number: Open MPI's number of the algorithm plus ten
+// times engine->pairwise.
 static iso_status choose_algorithm(iso_comm *comm, int *number) {
     iso__engine *engine = comm->engine;
     char unused[sizeof(engine->algorithm)];
@@ -82,16 +83,16 @@ static iso_status read_timeout(iso_comm *comm, const iso_comm_config *config) {
 
 // What a rank says if it has failed before all ranks meet.
 typedef struct notice {
-    // The lowest rank that failed; the number of ranks: none. And the number of the parent that it
-    // has found, 0 for none, and its negative.
+    // rank: the lowest rank that failed, or the number of ranks if none did. parent: the number of
+    // the parent that this rank has found, 0 for none. negative: -parent.
     int64_t rank, parent, negative;
     int64_t code;
     char message[sizeof(((iso_error *)0)->message)];
 } notice;
 _Static_assert(sizeof(notice) <= ISO_SCRATCH_LEAST, "it stands in the scratch memory");
 
-// A barrier with the time-out, in which all ranks learn of one that is out of memory. *parent: what
-// this rank has found; then, NULL unless all have found the same.
+// A barrier with the time-out, in which all ranks learn whether one of them has failed. *parent:
+// the parent that this rank has found. It becomes NULL unless all ranks have found the same one.
 static iso_status meet_first(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine,
                              iso_comm **parent) {
     static const char what[] = "the barrier before MPI_Comm_dup";
@@ -112,7 +113,8 @@ static iso_status meet_first(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine,
     return ISO_FAIL((iso_status)said->code, "rank %d: %.480s", lowest, said->message);
 }
 
-// Before ranks meet: one that had no memory later would send another length than the others.
+// Called before the ranks meet: a rank that had no memory later would send a shorter message than
+// the others.
 static iso_status widen_scratch(iso_comm *comm) {
     void *wider;
     size_t bytes = (size_t)comm->size * 8;
@@ -134,7 +136,7 @@ static iso_status meet_ranks(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine,
     if (mine == ISO_OK) mine = iso__alloc_zero(iso__comm_environment_bytes(), &memory);
     iso_status status = iso__debug_name_missing(comm, meet_first(comm, mpi_comm, mine, parent));
     if (status == ISO_OK) status = iso__comm_check_environment(comm, mpi_comm, memory);
-    if (!comm->lost) iso__free(memory); // what has timed out may still come in
+    if (!comm->lost) iso__free(memory); // after a time-out MPI may still write into it
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -159,11 +161,11 @@ static iso_status duplicate_for_bulk(iso_comm *comm) {
     return iso__comm_copy(comm, comm->mpi, &comm->bulk);
 }
 
-// Ranks whose MPI sums by different algorithms would wait for each other in the first reduction.
-// Also gives the communicator its number, which rank 0 chooses.
+// Checks that all ranks sum by the same algorithm: otherwise they would wait for each other in the
+// first reduction. Also gives the communicator its number, which rank 0 chooses.
 static iso_status compare_algorithms(iso_comm *comm, int own) {
     int rank, size;
-    int64_t *ends = comm->scratch; // the least number, and the largest one, negative
+    int64_t *ends = comm->scratch; // after the reduction: the minimum, and the negated maximum
     ISO_TRY(iso__rank_in_job(&rank, &size));
     ends[0] = own;
     ends[1] = -own;
@@ -172,7 +174,7 @@ static iso_status compare_algorithms(iso_comm *comm, int own) {
                              "the comparison of the all-reduce algorithms"));
     comm->number = ends[2];
     if (ends[0] == -ends[1]) return ISO_OK;
-    iso__comm_lose(comm); // whose agreements are reductions
+    iso__comm_lose(comm); // iso_comm_agree would make a reduction on it
     return ISO_FAIL(
         ISO_ERR_MPI,
         "the ranks sum by different all-reduce algorithms, of numbers from %d to %d (50 or "
@@ -197,7 +199,7 @@ static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_com
     return iso__watch_join(comm, mine);
 }
 
-// Enough of a communicator to tell the others that this rank has no memory for one.
+// Tells the other ranks that this rank has no memory for a communicator. Uses a minimal one.
 static iso_status refuse_comm(MPI_Comm mpi_comm, const iso_comm_config *config, iso_status mine) {
     static _Thread_local _Alignas(notice) char memory[ISO_SCRATCH_LEAST];
     iso_comm poor = {.scratch = memory, .scratch_bytes = sizeof(memory)};

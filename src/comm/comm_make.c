@@ -175,7 +175,7 @@ iso_status iso__comm_list_group(iso_comm *comm, const int *members, int count, M
 iso_status iso__comm_make_group(iso_comm *comm, MPI_Group *group, int tag, MPI_Comm *out) {
     iso__comm_recipe recipe = {ISO_MAKE_GROUP, comm->mpi, .key = tag, .group = *group};
     iso_status status = iso__comm_make(comm, &recipe, out);
-    if (status != ISO_ERR_TIMEOUT) MPI_Group_free(group); // MPI still uses it then
+    if (status != ISO_ERR_TIMEOUT) MPI_Group_free(group); // after a time-out MPI still uses it
     ISO_TRY(status);
     return ISO_OK;
 }

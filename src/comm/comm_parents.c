@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Communicators that the program has created and not yet destroyed. A new one is made of one of
-// them that has all of its ranks: see iso__comm_find_parent.
+// The communicators that the program has created and not yet destroyed. If one of them has all
+// ranks of a new communicator, the new one is made from it: see iso__comm_find_parent.
 #include "comm/comm_state.h"
 
 #include <pthread.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static iso_comm *oldest;
-static int64_t created; // here, as rank 0
+static int64_t created; // communicators to which this process has given a number
 
 int64_t iso__comm_number(int rank_in_job) {
     pthread_mutex_lock(&lock);

@@ -28,15 +28,15 @@ struct iso_comm {
     bool talks_failed;                     // a piece could not be posted
     int rank, size;
     uint64_t group;    // a hash of the ranks in the job, not 0
-    int64_t number;    // the same on its ranks; unlike those of others in the job, not 0
+    int64_t number;    // the same on all its ranks, unique in the job, not 0
     iso_comm *younger; // in the list of comm_parents.c
     double timeout_s;
     // A blocking collective has timed out, or MPI reported an error in it. MPI may still execute
     // it, so nothing of the communicator may be freed.
     bool lost;
-    // For blocking collectives, so that MPI never uses the caller's memory: at least
-    // ISO_SCRATCH_LEAST bytes, and 8 for each rank, which hold a reduction of one number and what a
-    // gather begins with. Grows.
+    // Blocking collectives let MPI use this memory in place of the caller's. It grows. It has at
+    // least ISO_SCRATCH_LEAST bytes, and 8 bytes for each rank: enough for a reduction of one
+    // number, and for the lengths with which a gather begins.
     void *scratch;
     size_t scratch_bytes;
     iso__engine *engine;
@@ -107,17 +107,17 @@ iso_status iso__bcast_long(iso_comm *comm, void *data, size_t bytes, int root);
 // MPI's takes a ring. numbers: in memory that MPI may still use if comm is lost.
 iso_status iso__comm_reduce(iso_comm *comm, MPI_Comm mpi, int64_t *numbers, int count, MPI_Op op,
                             const char *what);
-// Collective. A barrier with the time-out, before a call that can only block: that call then waits
-// for no rank that is stuck. what: "the barrier before MPI_Comm_dup".
+// Collective. A barrier with the time-out, before a call that has no time-out, so that this call
+// does not wait for a stuck rank. what: "the barrier before MPI_Comm_dup".
 iso_status iso__comm_meet(iso_comm *comm, const char *what);
-// A communicator made of `from`: by MPI_Comm_dup; a copy; MPI_Comm_split with color and key;
-// MPI_Comm_create_group with group and the tag key.
+// How to make a communicator from `from`: by MPI_Comm_dup; as a copy; by MPI_Comm_split with color
+// and key; by MPI_Comm_create_group with group, and key as its tag.
 //
-// A copy has the ranks of `like`, which `from` has, too, and returns errors. Use it unless `from`
-// is a communicator of the program. It is made by MPI_Comm_create_group: Open MPI's agrees on the
-// new communicator along a tree, and MPI_Comm_dup by all-reduces of one number, for which Open MPI
-// takes a ring. (But Open MPI sends the messages of that tree with the tag on `from`, where a
-// program may receive any tag.)
+// A copy has the ranks of `like`, all of which `from` must have, and its calls return errors. It is
+// made by MPI_Comm_create_group, in which Open MPI agrees on the new communicator along a tree.
+// MPI_Comm_dup agrees by all-reduces of one number, for which Open MPI uses a ring. So use a copy,
+// unless `from` is a communicator of the program: Open MPI sends the messages of the tree with the
+// tag on `from`, where the program may receive any tag.
 typedef enum iso__make { ISO_MAKE_DUP, ISO_MAKE_COPY, ISO_MAKE_SPLIT, ISO_MAKE_GROUP } iso__make;
 typedef struct iso__comm_recipe {
     iso__make kind;
@@ -130,14 +130,15 @@ typedef struct iso__comm_recipe {
 iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out);
 // The same: a copy of `from` with its ranks.
 iso_status iso__comm_copy(iso_comm *comm, MPI_Comm from, MPI_Comm *out);
-// Local: a group of these ranks of comm. Collective over its members, as above: a communicator of
-// them, by MPI_Comm_create_group; frees the group. So ranks can agree that all have one in between.
+// The first is local, and makes a group of these ranks of comm. The second is collective over the
+// members as above, makes a communicator of them by MPI_Comm_create_group, and frees the group. In
+// between, ranks can agree that all of them have a group.
 iso_status iso__comm_list_group(iso_comm *comm, const int *members, int count, MPI_Group *out);
 iso_status iso__comm_make_group(iso_comm *comm, MPI_Group *group, int tag, MPI_Comm *out);
-// comm_parents.c. The program's MPI communicator can only be duplicated, which takes Open MPI
-// rounds whose number grows with the ranks. But if the program has created an iso_comm that has all
-// of its ranks, it can be made of that one's: as ISO_MAKE_COPY. Local. The oldest such iso_comm;
-// NULL: none, or no memory to tell. Ranks that have found different ones must agree on none.
+// comm_parents.c. Local. Finds the oldest iso_comm of the program that has all ranks of mpi. A new
+// communicator can be made from it as by ISO_MAKE_COPY. Without it, the program's own communicator
+// must be duplicated, for which Open MPI needs rounds whose number grows with the ranks. NULL if
+// there is none, or no memory to find it. Ranks that have found different ones must use none.
 iso_comm *iso__comm_find_parent(MPI_Comm mpi, int size);
 int64_t iso__comm_number(int rank_in_job); // a new one
 void iso__comm_keep(iso_comm *comm);       // it may become a parent

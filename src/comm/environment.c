@@ -21,21 +21,20 @@ static const char *name_of(int i) {
 
 typedef char text_value[VALUE_ROOM]; // the effective value; empty: not set, or not compared
 
-// The ends of a number: the least of each over all ranks shows whether the number is the same.
+// Two numbers whose minima over all ranks show whether a number is the same on all ranks.
 typedef struct ends {
     int64_t low, high; // high: ~number, which is least where the number is largest
 } ends;
 
-// What ranks exchange, in memory that MPI may use. In the same order on all ranks, as each is
-// reduced at once.
+// What ranks exchange, in memory that MPI may use. One reduction handles all numbers of `least`.
 typedef struct meeting {
     struct {
         int64_t refuses; // the lowest rank with an invalid environment; the number of ranks: none
-        ends values;     // of a hash of them
-        int64_t unknown; // a hash of rank 0's
+        ends values;     // of a hash of the values
+        int64_t unknown; // a hash of the names of rank 0's unknown variables
     } least;
     int64_t group;
-    int64_t odd; // where the values differ first
+    int64_t odd; // ranks * the first variable that differs + the lowest rank on which it does
     struct {
         int64_t status;
         char said[sizeof(((iso_error *)0)->message)];

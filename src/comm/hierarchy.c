@@ -16,8 +16,8 @@ static void list_hierarchy(iso__hierarchy *h, bool add) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-// What an exchange moves: each of a node's data to one of its ranks and back, and an all-reduce
-// over the nodes.
+// Counts the bytes that an exchange moves: the data of a node's other ranks go to one rank and
+// back, and an all-reduce goes over the nodes.
 static iso_status measure_cost(iso__hierarchy *h) {
     int64_t *node_of = NULL;
     ISO_TRY(iso__alloc((size_t)h->nodes * sizeof(*node_of), (void **)&node_of));
@@ -30,8 +30,9 @@ static iso_status measure_cost(iso__hierarchy *h) {
     return ISO_OK;
 }
 
-// With pairwise exchange. Directly they have 1 MB together, or more between more than 15 nodes. By
-// halves they have 2 MB: a piece takes many rounds, so more must be under way.
+// The number of pieces under way with pairwise exchange. If nodes sum directly, the buffers of all
+// pieces take 1 MB, or more with more than 15 nodes. By halves they take 2 MB: a piece takes many
+// rounds, so more pieces must be under way.
 enum { PIECES_AT_ONCE = 8, PIECES_BY_HALVES = 32 };
 
 static iso_status make_pairwise(iso__hierarchy *h, const iso_comm *across) {
@@ -66,7 +67,7 @@ static iso_status make_record(iso_comm *world, const iso__channel_nodes *nodes,
 static iso_status copy_across(iso__hierarchy *h, const iso__channel_nodes *nodes) {
     if (!nodes->across) return ISO_OK;
     return iso__comm_copy(nodes->across, nodes->across->mpi,
-                          &h->across); // which its ranks alone count
+                          &h->across); // counts as a collective of nodes->across only
 }
 
 iso_status iso__hierarchy_create(iso_comm *world, const iso__channel_nodes *nodes,

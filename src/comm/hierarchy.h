@@ -6,8 +6,8 @@
 #include "comm/pairwise.h"
 #include "comm/traffic.h"
 
-// Elements that travel at a time, if pairwise exchange needs no more. All-reduces send halves, and
-// from 64 KB on Open MPI's TCP transport asks the receiver first.
+// The number of elements of a piece, unless pairwise exchange needs longer pieces. All-reduces send
+// halves of a piece, and from 64 KB on Open MPI's TCP transport asks the receiver first.
 #define ISO_PIECE ((size_t)30720)
 
 // The engine's lock guards the queue.
@@ -20,14 +20,14 @@ typedef struct iso__hierarchy {
     size_t piece; // elements that travel at a time
     int queue;    // in the counters of the shared memory
     iso__sum_cost cost;
-    // The exchanges that are not complete, in the order of issue. From `summing` on, this rank's
-    // slice is not summed in the node, or not sent; from `spreading` on, not in the memory of the
-    // node's other ranks.
+    // The exchanges that are not complete, in the order of issue. `summing` is the first one whose
+    // slice this rank has not yet summed in the node and sent. `spreading` is the first one whose
+    // slice is not yet in the memory of the node's other ranks.
     iso_request *first, *last, *summing, *spreading;
-    uint64_t posted; // if this rank is alone: otherwise the queue of the shared memory counts
+    uint64_t posted; // used if this rank is alone on its node; otherwise the shared queue counts
     bool busy;       // a thread works on it with the lock released
-    bool stopped;    // a slice could not be sent, and none is any more
-    bool broken;     // a request has failed, and none completes any more
+    bool stopped;    // a slice could not be sent, so no further slice is sent
+    bool broken;     // a request has failed, so no further request completes
     struct iso__hierarchy *older; // in the engine's list
 } iso__hierarchy;
 

@@ -17,7 +17,7 @@ typedef struct member {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static uint64_t boot; // a hash of the kernel's number
 
-// Once, so that a process does not change its host where it cannot open a file for a moment.
+// Called once: if the file could not be opened later, the process would seem to change its host.
 static void read_boot(void) {
     char text[64] = "";
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -26,9 +26,9 @@ static void read_boot(void) {
     boot = iso__hash(ISO_HASH_START, text, strlen(text));
 }
 
-// A number of this host: a hash of its name and of the number that the kernel drew when it booted.
-// Hosts of equal names differ in the latter. Containers of one host that have equal names are one
-// host here, and share memory only if mapping it succeeds. Not negative.
+// A number for this host, not negative: a hash of its name and of the kernel's boot id, which
+// distinguishes hosts with equal names. Containers with equal names on one host count as one host.
+// They share memory only if they can map it.
 static int64_t identify_host(void) {
     char name[MPI_MAX_PROCESSOR_NAME] = "";
     int length = 0;

@@ -8,7 +8,7 @@
 typedef struct iso__idle {
     bool (*call)(void *user); // returns whether it did something; NULL: nothing is to be done
     void *user;
-    bool endless; // the rank is there for this: the wait has no time limit, and warns of nothing
+    bool endless; // the rank's only work is to wait: its waits have no time limit and never warn
 } iso__idle;
 
 #endif

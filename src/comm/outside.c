@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Collectives that something else than this folder carries out: who keeps their ranks waiting.
+// Collectives of other libraries, such as NCCL: finds which ranks keep the others waiting.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"
 

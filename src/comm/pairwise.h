@@ -15,9 +15,10 @@
 
 #include "comm/stages.h"
 
-// The most ranks that sum directly. Each message of a sum costs a rank work, so long data is cut
-// into sums of up to ISO_PAIRWISE_SLICE bytes for each rank, and its messages have at least half as
-// many. Measured with 24 hosts, simulated without the cost of messages with 96.
+// The maximum number of ranks that sum directly. Each message costs a rank work, so the maximum
+// length of a sum is at least ISO_PAIRWISE_SLICE bytes for each rank, and the messages of long data
+// have at least half as many bytes. Measured with 24 hosts. Simulated with 96, without the cost of
+// messages.
 #define ISO_PAIRWISE_MOST  128
 #define ISO_PAIRWISE_SLICE ((size_t)8192)
 // In elements: slices and halves begin on cache lines.
@@ -60,22 +61,22 @@ typedef struct iso__pairwise {
     int promised; // MPI requests of the engine
 } iso__pairwise;
 
-// How so many ranks sum, if each is on a node of its own: ISO_SUM_PAIRWISE, ISO_SUM_HALVING
-// (traffic.h), or 0: by MPI's all-reduce.
+// How `size` ranks sum if each one is on a different node: ISO_SUM_PAIRWISE, ISO_SUM_HALVING
+// (traffic.h), or 0 for MPI's all-reduce.
 int iso__pairwise_choice(const iso__engine *engine, int size);
 // Whether they sum by pairwise exchange.
 static inline bool iso__pairwise_is_best(const iso__engine *engine, int size) {
     return iso__pairwise_choice(engine, size) != 0;
 }
-// The value of ISO_IALLREDUCE if it allows pairwise exchange where Open MPI's algorithm has this
-// number, otherwise 0 (coll_mpi.c).
+// The value of ISO_IALLREDUCE if it allows pairwise exchange in place of Open MPI's algorithm with
+// this number, otherwise 0 (coll_mpi.c).
 int iso__pairwise_allowed(int number);
 // The least length at which to cut long data for them; 0: any.
 size_t iso__pairwise_least_bytes(const iso__engine *engine, int size);
 
-// Local. For `count` sums at once, of at most bytes[i] each, on a communicator in which this rank
-// has the given rank. fixed: sum i is always made at place i, and otherwise at any that is free.
-// Makes room for its messages, so that posting allocates nothing.
+// Local. Makes room for `count` sums at once and their messages, so that posting allocates nothing.
+// bytes[i]: the maximum length of sum i. rank, size: in the communicator of the sums.
+// fixed: sum i always uses place i; otherwise a sum uses any free place.
 typedef struct iso__pairwise_config {
     int rank, size, count;
     const size_t *bytes;
@@ -89,8 +90,9 @@ void iso__pairwise_destroy(iso__pairwise **pairwise);
 // All of the following with the lock held. The first two accept NULL.
 bool iso__pairwise_has_room(const iso__pairwise *pairwise, int place); // place: if they are fixed
 bool iso__pairwise_is_in_use(const iso__pairwise *pairwise); // so that MPI may write into it
-// Begins to sum `count` elements at request->next; there is room. All ranks do so in one order. The
-// request has one more part under way then. Returns an MPI return code.
+// Begins to sum `count` elements at request->next. There must be room. All ranks must begin their
+// sums in the same order. Adds one part to those that the request has under way. Returns an MPI
+// return code.
 int iso__pairwise_post(iso__pairwise *pairwise, int place, iso_request *request, size_t count,
                        MPI_Comm mpi);
 extern const iso__collective_ops iso__collective_pairwise; // for chunks of a channel

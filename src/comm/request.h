@@ -21,11 +21,11 @@ struct iso_request {
     const char *name;
     size_t bytes;
     int64_t posted_ns, done_ns;
-    iso__stream *stream; // that it belongs to, and its number there
+    iso__stream *stream; // the stream that it belongs to; turn: its number there
     uint64_t turn;
     MPI_Comm mpi; // the communicator it uses, unless it is bulk
-    char *next;   // the data not yet posted (MPI), or not yet summed of this rank's slice (shared
-                  // memory)
+    char *next;   // MPI: the first data not yet posted. Shared memory: the first data of this
+                  // rank's slice not yet summed
     size_t left;  // elements from there
     size_t unit;  // bytes of an element
     // MPI: posts `count` elements starting at next; returns an MPI return code.
@@ -88,8 +88,8 @@ typedef struct iso__collective_ops {
 extern const iso__collective_ops iso__collective_mpi, iso__collective_shm;
 const iso__collective_ops *iso__collective_choose(const iso_comm *comm, const void *data,
                                                   size_t bytes, iso_dtype dtype);
-// coll_message.c: posts a message's first pieces; and in the slot of a piece that is complete, the
-// next one of its stream.
+// coll_message.c. The first posts a message's first pieces. The second posts the next piece of the
+// stream into the slot of a complete piece.
 iso_status iso__message_post(iso_request *request);
 void iso__message_continue(const iso_request *request, int slot);
 // The MPI calls for a channel's operations. allreduce sums. scatter, which all-to-alls use too,

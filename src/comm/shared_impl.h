@@ -51,13 +51,13 @@ static inline char *iso__shared_data(const iso__shared *shared, int rank) {
     return (char *)shared->board[rank] + sizeof(iso__board);
 }
 
-// How many exchanges of a queue this rank has issued, or has summed its slice of. Release: a rank
-// that sees the number also sees the data.
+// Publish the number of exchanges of a queue that this rank has issued, or whose slice it has
+// summed. The stores are release stores: a rank that sees the number also sees the data.
 static inline void iso__shared_tell_posted(iso__shared *s, int queue, uint64_t count) {
     atomic_store_explicit(&s->board[s->comm->rank]->queue[queue].posted, count,
                           memory_order_release);
 }
-// For a later user of the queue, in which ranks take slices (coll_shm.c).
+// Needed by a later channel that uses the queue: there ranks take slices (coll_shm.c).
 static inline void iso__shared_tell_taken(iso__shared *s, int queue, uint64_t count) {
     atomic_store_explicit(&s->board[s->comm->rank]->queue[queue].taken, count,
                           memory_order_release);

@@ -66,7 +66,7 @@ void iso__stages_end(iso__stages *s, int error) {
     s->taken = s->messages > 0;
     if (error != MPI_SUCCESS) request->mpi_error = error;
     request->under_way--;
-    if (request->hierarchy) return; // which still has to copy it
+    if (request->hierarchy) return; // coll_hierarchy.c still has to copy the slice
     if (request->under_way == 0 && request->state == ISO_REQUEST_POSTED)
         iso__request_complete(request);
 }

@@ -25,8 +25,8 @@ typedef struct iso__stages {
 // on. MPI allows at least 32767.
 enum { ISO_STAGES_TURNS = 8192, ISO_STAGES_PAIRWISE = 0, ISO_STAGES_BLOCKS = 2 * ISO_STAGES_TURNS };
 
-// Without the lock: make room for so many messages at once for good, and give it up. What the first
-// made is to be given up even if it failed.
+// Call both without the lock. The first makes permanent room for so many messages at once, the
+// second gives it up. Give it up even if the first failed.
 iso_status iso__stages_promise(iso__engine *engine, int messages);
 void iso__stages_take_back(iso__engine *engine, int messages);
 
@@ -36,8 +36,8 @@ int iso__stages_send(iso__stages *s, const void *data, int count, MPI_Datatype t
                      int tag);
 int iso__stages_receive(iso__stages *s, void *data, int count, MPI_Datatype type, int from,
                         int tag);
-// The first stage was begun: returns the MPI return code rc. If it is MPI_SUCCESS, the request has
-// one more part under way. Otherwise the exchange is given up.
+// Call it after beginning the first stage, with the MPI return code rc, which it returns. If rc is
+// MPI_SUCCESS, the request has one more part under way. Otherwise the exchange is given up.
 int iso__stages_begun(iso__stages *s, int rc);
 // Tells the request that the exchange is complete, or has failed, and leaves it. Messages that are
 // still under way use the exchange's memory, so it stays taken until they are complete.

@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TICK_NS  20000000   // between two looks of a wait that is long
-#define FIRST_NS 50000000   // a wait that is shorter shows nothing
-#define LEAD_NS  3000000000 // at most; other hosts are asked so long before a report
+#define TICK_NS  20000000   // between two checks of a long wait
+#define FIRST_NS 50000000   // other ranks do not see a wait that is shorter than this
+#define LEAD_NS  3000000000 // the maximum time before a report at which other hosts are asked
 enum { ASKED_MOST = 3, SHOWN_MOST = 4 };
 
 // ---- Judging one rank -------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ static void add_entry(list *l, const char *format, ...) {
     l->used = (size_t)n < l->room - l->used ? l->used + (size_t)n : l->room - 1;
 }
 
-// All ranks of a host from which nothing was heard, at the lowest of them.
+// Adds all unheard ranks of a host as one entry, when called for the lowest of them.
 static void add_host(list *l, const iso__patience *p, int rank, const bool *unheard) {
     const iso__watch *w = p->comm->watch;
     const char *host = iso__watch_host(w, rank);
@@ -82,7 +82,7 @@ static void add_host(list *l, const iso__patience *p, int rank, const bool *unhe
     int count = 0;
     for (int r = 0; r < w->size; r++) {
         if (!unheard[r] || strcmp(iso__watch_host(w, r), host) != 0) continue;
-        if (r < rank) return; // told there
+        if (r < rank) return; // the entry of rank r lists them all
         size_t used = strlen(ranks);
         if (count++ < 4) snprintf(ranks + used, sizeof(ranks) - used, "%s%d", used ? ", " : "", r);
     }
@@ -153,7 +153,7 @@ static void write_verdict(list *l, const iso__patience *p, const survey *s) {
     int down = add_ranks(l, p, s, true, SILENT, UNHEARD);
     int late = add_ranks(l, p, s, true, LATE, LATE);
     if (down + late == 0) late = add_ranks(l, p, s, true, WAITS, WAITS);
-    // A rank that others wait for may wait itself for one that takes no part here.
+    // A rank that others wait for may itself wait for a rank that is no member here.
     if (down == 0) down = add_ranks(l, p, s, false, SILENT, UNHEARD);
     if (l->more && l->used + 16 < l->room)
         snprintf(l->text + l->used, l->room - l->used, "; and %d more", l->more);
@@ -236,7 +236,7 @@ static void ask_hosts(iso__patience *p, int64_t waited_ns, int64_t due_ns) {
             iso__watch_ask(w, b, turn, p->stream ? p->stream->key : 0);
 }
 
-// Whether a lower rank waits for the same, so that its warning says it.
+// Whether a lower rank waits for the same collective, so that its warning is sufficient.
 static bool leaves_it_to_others(const iso__patience *p) {
     int64_t now = iso_now();
     for (int c = 0; p->stream && c < p->comm->rank; c++) {

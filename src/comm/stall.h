@@ -61,9 +61,9 @@ typedef struct iso__patience {
     int64_t asked_ns; // when other hosts were first asked before this report
     int asked;
     bool shown;   // on the board
-    bool endless; // it has no limit, and nothing to warn of
-    // Of a wait outside MPI: how many collectives of the stream are under way, the oldest of which
-    // it is for (0: see stall.c), and whether the thread must not call MPI, so that it asks no
+    bool endless; // the wait has no time limit, and never warns
+    // Of a wait outside MPI. under_way: the number of collectives of the stream under way. The wait
+    // is for the oldest one (0: see stall.c). apart: the thread must not call MPI, so it asks no
     // other host.
     int under_way;
     bool apart;
@@ -80,7 +80,7 @@ void iso__patience_end_unlocked(iso__patience *patience);
 // is known, that another rank is stuck.
 const char *iso__patience_verdict(const iso__patience *patience, char *text, size_t room);
 const char *iso__patience_verdict_unlocked(const iso__patience *patience, char *text, size_t room);
-// "rank 3 of 4": this rank as a verdict numbers ranks, which is not by the communicator of a node.
+// "rank 3 of 4": this rank as verdicts number it, which is not its number in a node's communicator.
 enum { ISO_SELF_ROOM = 40 };
 const char *iso__comm_self_text(const iso_comm *comm, char text[ISO_SELF_ROOM]);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Ends a process whose program makes no progress (ISO_STEP_TIMEOUT). Calls of the library leave a
-// mark (iso__alive), which a thread takes away again and again. If it finds none for too long, it
-// says so, makes the program's thread write its stack into the flight recorder, and ends the
-// process. The launcher then ends the other ranks. MPI_Abort would have to meet what the program is
-// doing inside MPI.
+// mark (iso__alive), which a thread removes periodically. If the thread finds no mark for too long,
+// it logs an error, makes the program's thread write its stack into the flight recorder, and ends
+// the process. The launcher then ends the other ranks. The thread does not call MPI_Abort,
+// because the program may be inside MPI.
 #define _GNU_SOURCE
 #include "comm/step_limit.h"
 

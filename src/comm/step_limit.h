@@ -14,9 +14,9 @@ typedef struct iso__step_limit {
 } iso__step_limit;
 
 void iso__step_limit_set(iso__step_limit *limit, double seconds);
-// Takes the mark that iso__alive has left since the last look, so long ago. Returns whether the
-// program has made no progress for limit_s since its first step began. A look that comes late
-// counts as one or two periods: the whole process was stopped then, or had no processor.
+// Removes the mark that iso__alive has left since the last look. passed_ns: the time since then.
+// Returns whether the program has made no progress for limit_s since its first step began. A late
+// look counts as two periods at most, because the whole process was stopped or had no processor.
 bool iso__step_limit_look(iso__step_limit *limit, int64_t passed_ns);
 
 // Starts a thread that watches the calling thread's program, if ISO_STEP_TIMEOUT asks for it. The

@@ -36,7 +36,7 @@ iso_status iso_stop_create(iso_comm *comm, iso_stop **out) {
     return ISO_OK;
 }
 
-// After a time-out MPI may still write to the sums: they are left to it.
+// After a time-out MPI may still write to the sums, so nothing is freed.
 void iso_stop_destroy(iso_stop **stop) {
     iso_stop *self = *stop;
     *stop = NULL;
@@ -47,7 +47,7 @@ void iso_stop_destroy(iso_stop **stop) {
 
 void iso_stop_request(iso_stop *stop) { atomic_store(&stop->wanted, true); }
 
-// Whole numbers, so that the sum does not depend on its order.
+// Sums whole numbers, so that the result does not depend on the order of the additions.
 static iso_status start_sum(iso_stop *self) {
     int64_t now = iso_now();
     self->sum[0] = atomic_load(&self->wanted);
@@ -59,7 +59,7 @@ static iso_status start_sum(iso_stop *self) {
                                &self->request);
 }
 
-// Steps may become shorter at once, but seldom longer: the number of calls grows slowly.
+// The number of calls between exchanges may fall at once, but grows by a factor of at most GROWTH.
 static int64_t choose_calls(const iso_stop *self) {
     int64_t most = self->calls < MOST_CALLS ? GROWTH * self->calls : self->calls;
     double mean = self->sum[1] / iso_comm_size(self->comm);

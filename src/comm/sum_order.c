@@ -2,7 +2,7 @@
 // The order in which blocks of several ranks are added.
 #include "comm/request.h"
 
-// Adds the blocks of neighbours, `pairs` times from the first one on; the sums move up.
+// Adds the first `pairs` pairs of neighbouring blocks, and makes the sums the first blocks.
 static int add_pairs(const iso__engine *engine, char **block, int pairs, int count,
                      iso_dtype dtype) {
     for (int i = 0; i < pairs; i++) {

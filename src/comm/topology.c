@@ -154,8 +154,8 @@ static void list_members(const iso_topology *t, const int64_t *lowest, int k, in
         if (lowest[r] == r) members[n++] = rank_at(lowest, r, k % count_equal(lowest, size, r));
 }
 
-// Each group is created by its members only. A rank in several groups creates them in ascending
-// order, as all ranks do, also after one that failed: its other members are not those of the next.
+// Each group is created by its members only. All ranks create their groups in ascending order. A
+// rank continues after adopt_group has failed, because the next group has other members.
 static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *members) {
     iso_status worst = ISO_OK;
     for (int k = 0; k < t->groups; k++) {
@@ -173,8 +173,8 @@ static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *mem
     return worst;
 }
 
-// One split creates the first `smallest` groups, which share no rank; each further group needs its
-// own split. All ranks make all of them, also after one that failed.
+// One split creates the first `smallest` groups, which share no rank. Each further group needs its
+// own split. All ranks make all splits, even after adopt_group has failed.
 static iso_status split_groups(iso_topology *t) {
     iso_status status = ISO_OK;
     for (int k = t->smallest - 1; k < t->groups; k++) {
@@ -224,7 +224,7 @@ static iso_status make_topology(iso_topology *t, iso_comm *comm,
     ISO_TRY(alloc_lowest(comm, &lowest));
     iso_status status = find_lowest(comm, config->unit, lowest);
     if (status == ISO_OK) status = make_unit(comm, lowest, has_long_requests(t), &t->node);
-    status = iso_comm_agree(comm, status); // the nodes have failed or not, each for itself
+    status = iso_comm_agree(comm, status); // each node may have failed on its own
     if (status == ISO_OK) {
         number_nodes(t, lowest);
         status = make_groups(t, config->use_mpi_groups, lowest);

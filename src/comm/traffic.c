@@ -66,7 +66,7 @@ static void add_rabenseifner(tally *t, int size) {
                         2 * fraction);
 }
 
-// As Rabenseifner's, but each neighbour goes on with half a vector.
+// As Rabenseifner's, but both neighbours of a pair continue, each with half a vector.
 static void add_halving(tally *t, int size) {
     int power = power_below(size), beyond = size - power;
     for (int r = 0; r < 2 * beyond; r++) add_message(t, r, r ^ 1, 0.5 + 0.5);

@@ -20,16 +20,16 @@ iso_status iso__comm_place_subset(iso_comm *subset, const iso_comm *whole);
 // all have equally many ranks.
 int iso__comm_nodes(const iso_comm *comm, bool *equal);
 
-// The total length of the messages of one all-reduce, as multiples of the bytes of one rank: of all
-// messages, and of those between nodes. algorithm: a value of Open MPI's
+// The cost of one all-reduce: the total length of all messages, and of those between nodes, as
+// multiples of the bytes of one rank. algorithm: a value of Open MPI's
 // coll_libnbc_iallreduce_algorithm, or one of pairwise exchange (pairwise.h): directly, by halves.
 enum { ISO_SUM_PAIRWISE = 5, ISO_SUM_HALVING };
 typedef struct iso__sum_cost {
     double all, between;
 } iso__sum_cost;
 iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size);
-// Of a sum by NCCL: as in a ring that leaves each node once. Takes time with the square of the
-// ranks.
+// The cost of a sum by NCCL, counted as that of a ring that leaves each node once. Its computation
+// takes time proportional to the square of the number of ranks.
 iso__sum_cost iso__ring_cost(const iso_comm *comm);
 
 // These need a located comm; otherwise all ranks count as sharing a node. bytes: per rank.
@@ -44,7 +44,8 @@ void iso__count_cost(iso_traffic *to, const iso_comm *comm, const iso__sum_cost 
                      size_t bytes);
 // `bytes` from this rank to each other rank: all-to-all, all-gather, broadcast by this rank.
 void iso__count_blocks(iso_traffic *to, const iso_comm *comm, size_t bytes);
-// The same between so many equal nodes (blocks.h). in_nodes: a scatter among the ranks of each.
+// The same, but by node, between `nodes` equal nodes (blocks.h). in_nodes: the exchange is a
+// scatter among the ranks of each node.
 void iso__count_blocks_by_node(iso_traffic *to, const iso_comm *comm, size_t bytes, int nodes,
                                bool in_nodes);
 // `bytes` from this rank to another rank of comm.

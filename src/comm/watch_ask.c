@@ -17,7 +17,7 @@ static bool has_left(MPI_Request *request) {
     return done;
 }
 
-// The rank of a board with this number, counted round and round.
+// The rank of a board with the number `turn` modulo the number of the board's ranks.
 static int choose_rank(const iso__watch *w, int board, int turn) {
     int ranks = 0, rank = w->lowest[board];
     for (int r = 0; r < w->size; r++) ranks += w->board_of[r] == board;
@@ -101,8 +101,8 @@ static bool begin_message(iso__watch *w) {
     return false;
 }
 
-// Takes one message. Returns false if none has arrived as a whole: its sender may need to make
-// progress, and may be stuck, so nobody waits for it.
+// Takes one message. Returns false if none has arrived completely. It does not wait for the rest of
+// a message: the sender may have to make progress first, and may be stuck.
 static bool take_message(iso__watch *w, int64_t now_ns) {
     int done = 0, bytes = 0;
     uint64_t head[2];
@@ -119,8 +119,8 @@ static bool take_message(iso__watch *w, int64_t now_ns) {
     return true;
 }
 
-// What the program does, for those who wait for it. The thread of ISO_STEP_TIMEOUT takes marks
-// away.
+// Shows the ranks that wait for this one what its program does. If there is no mark, the last one
+// stays: the thread of ISO_STEP_TIMEOUT removes marks.
 static void show_beat(iso__seat *own, int64_t now_ns) {
     const char *mark = atomic_load_explicit(&iso__alive_at, memory_order_relaxed);
     if (mark && strcmp(own->doing, mark) != 0) snprintf(own->doing, sizeof(own->doing), "%s", mark);

@@ -57,7 +57,7 @@ typedef struct iso__outbox {
     uint64_t asking[2];
 } iso__outbox;
 
-// All communicators of ranks that are among those of a watch share it. Lives until MPI_Finalize.
+// A watch serves all communicators whose ranks it contains. It lives until MPI_Finalize.
 struct iso__watch {
     uint64_t id; // the same on all its ranks
     int rank, size;
@@ -71,7 +71,8 @@ struct iso__watch {
     void *board;
     size_t board_bytes;
     int board_ranks; // most ranks of one board
-    // Made when another host is first asked, or asks (iso__watch_equip); until then NULL.
+    // heard, outbox and answers are NULL until another host is first asked, or asks
+    // (iso__watch_equip). inbox exists from the start if there are several boards.
     iso__heard *heard;    // [size]
     iso__outbox *outbox;  // [boards]
     char *answers;        // [boards] messages
@@ -79,7 +80,7 @@ struct iso__watch {
     MPI_Request arriving; // the message that is under way into inbox
     size_t message_bytes;
     int64_t period_ns; // of the beat
-    bool in_use;       // MPI still uses its memory, which is never freed then
+    bool in_use;       // MPI still uses its memory, so it is never freed
     iso__watch *older; // in the engine's list
 };
 

@@ -29,7 +29,7 @@ static iso_status allocate_watch(int size, iso__watch **out) {
 
 // ---- Hosts and boards -----------------------------------------------------------------------------
 
-// Numbers the boards. lowest[r]: the lowest rank with whom rank r shares one.
+// Numbers the boards. lowest[r]: the lowest rank that shares a board with rank r.
 static iso_status number_boards(iso__watch *w, const int64_t *lowest) {
     for (int r = 0; r < w->size; r++)
         w->board_of[r] = lowest[r] == r ? w->boards++ : w->board_of[lowest[r]];
@@ -254,7 +254,7 @@ static iso_status join_watch(iso_comm *comm, iso_status mine) {
     return ISO_OK;
 }
 
-// Without ISO_DEBUG=detail, which numbers the collectives of the program.
+// Turns ISO_DEBUG=detail off meanwhile, because it numbers the collectives of the program.
 iso_status iso__watch_join(iso_comm *comm, iso_status mine) {
     iso__debug *debug = comm->debug;
     comm->debug = NULL;

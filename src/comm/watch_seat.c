@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define SILENT_NS 3000000000 // without a beat for so long, a rank does not run
+#define SILENT_NS 3000000000 // the minimum time without a beat after which a rank counts as silent
 
 // ---- Streams --------------------------------------------------------------------------------------
 

@@ -153,7 +153,7 @@ static iso_status fail_cell(const table *t, int c, const char *why) {
                     (int)(cell->length < 60 ? cell->length : 60), cell->text, why);
 }
 
-// A number is shorter than a cell's room, so one that is cut short is none.
+// A text that fills the room was cut, and is too long to be a number.
 static iso_status read_number(const table *t, int c, double *out) {
     char text[CELL_ROOM], *end;
     const iso__cell *cell = &t->csv.cells[c];

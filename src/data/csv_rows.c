@@ -80,7 +80,7 @@ int64_t iso__csv_rows_left(const iso__csv *csv) {
 
 // ---- Cells --------------------------------------------------------------------------------------
 
-// A quoted cell: removes its quotes and the first of two in a row. *at: behind the closing one.
+// Reads a quoted cell: removes its quotes, keeps one of two in a row, and moves *at behind it.
 static iso_status cut_quoted(const iso__csv *csv, int column, char **at, const char *end,
                              iso__cell *out) {
     char *from = *at + 1, *to = from;

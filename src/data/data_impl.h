@@ -79,9 +79,9 @@ struct iso_dataset {
 // Creates a data set that owns the arrays, which are memory of iso__alloc. Frees them on failure.
 iso_status iso__dataset_create_take(const iso_dataset_config *config, void *const *arrays,
                                     iso_dataset **out);
-// Creates a view of samples of another data set, which it retains; without copying. Takes indices,
-// memory of iso__alloc, also on failure: numbers of its samples there. A view of a view refers to
-// the parent of both.
+// Creates a view of samples of another data set, without copying, and retains that data set. Takes
+// indices, the numbers of the samples there, in memory of iso__alloc, also on failure. A view of a
+// view refers to the original data set.
 iso_status iso__dataset_create_view(iso_dataset *of, int64_t *indices, int64_t count,
                                     iso_dataset **out);
 // The same for images [count][channels][height][width] with a label each.

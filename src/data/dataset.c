@@ -103,8 +103,8 @@ fail:
 
 static int tensors_of(const iso_dataset *self) { return self->info.inputs + self->info.targets; }
 
-// Images with a label each are described by their sizes alone, as they were before there was
-// anything else: saved states contain this number.
+// Labelled images are described by their sizes alone, as in the first version: saved states contain
+// this checksum.
 static uint64_t sum_description(const iso_dataset *self, int64_t count, int classes) {
     const iso_dataset_info *info = &self->info;
     const iso_tensor_spec *label = &info->tensors[info->inputs];
@@ -146,7 +146,8 @@ static uint64_t sum_column(const iso_dataset *self, int t, uint64_t sum) {
     return iso__checksum_end(&state);
 }
 
-// Of a data set whose columns have their arrays. The labels of a view were checked before.
+// For a data set in memory: checks labels, measures the input and computes the checksum. The labels
+// of a view were checked before.
 static iso_status look_through(iso_dataset *self) {
     const iso_dataset_info *info = &self->info;
     if (info->classes > 0 && !self->indices)
@@ -220,7 +221,7 @@ iso_status iso_dataset_create_callback(const iso_dataset_config *config, iso_sam
 
 // ---- Views --------------------------------------------------------------------------------------
 
-// A callback may be slow, so its samples are not read: the numbers of the samples stand for them.
+// A callback may be slow: the checksum takes the numbers of its samples, not their contents.
 static iso_status fill_view(iso_dataset *self, const iso_dataset *of) {
     for (int t = 0; t < tensors_of(self); t++) self->columns[t].array = of->columns[t].array;
     for (int64_t i = 0; i < self->info.count; i++)

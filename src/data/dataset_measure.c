@@ -58,7 +58,7 @@ void iso__dataset_measure(const iso_dataset *self, double *mean, double *std) {
             measure_bytes(self, c, &mean[c], &std[c]);
             continue;
         }
-        // From an element of the channel, so that the deviation of equal ones is exactly 0.
+        // Summing differences from an element makes the deviation of equal elements exactly 0.
         double first = element_at(self, 0, c * info->height * info->width);
         mean[c] = first + sum_channel(self, c, first, 1) / n;
         std[c] = sqrt(sum_channel(self, c, mean[c], 2) / n);

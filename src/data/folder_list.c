@@ -53,10 +53,10 @@ bool iso__is_folder(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// Also not those that begin with a point, which systems put beside the user's.
+// Skips names that begin with a point: systems add such files to folders.
 static int is_visible(const struct dirent *entry) { return entry->d_name[0] != '.'; }
 
-// Without the language of the user, on which the order by alphasort depends.
+// Compares bytes. The order of alphasort depends on the user's locale.
 static int compare_names(const struct dirent **a, const struct dirent **b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
@@ -83,7 +83,7 @@ static iso_status join_path(const char *folder, const char *name, char path[PATH
     return ISO_OK;
 }
 
-// Many file systems tell without another call.
+// d_type saves a call of stat on many file systems.
 static bool holds_folder(const struct dirent *entry, const char *path) {
     if (entry->d_type == DT_REG) return false;
     return entry->d_type == DT_DIR || iso__is_folder(path);
@@ -103,7 +103,8 @@ static bool is_picture(const char *name) {
     return has_ending(name, endings);
 }
 
-// Not to leave them out silently. Other files, such as lists and notes, are no samples.
+// Pictures of a kind that is not read are errors, not skipped silently. Other files, such as lists
+// and notes, are ignored.
 static bool is_other_picture(const char *name) {
     static const char *const endings[] = {".bmp", ".gif", ".heic", ".heif", ".jp2",  ".pgm",
                                           ".ppm", ".tif", ".tiff", ".webp", ".avif", NULL};

@@ -53,8 +53,8 @@ static iso_status count_samples(const iso__hdf5 *file, const iso_hdf5_config *co
 
 // ---- Labels -------------------------------------------------------------------------------------
 
-// Labels are read as i32. HDF5 makes the nearest i32 of numbers outside its range, so they stay
-// outside the range of labels.
+// Labels are read as i32. HDF5 clamps numbers outside the range of i32, so they stay outside the
+// range of labels.
 static iso_status use_labels(iso__hdf5 *file, int t) {
     iso__hdf5_set *set = &file->sets[t];
     ISO_CHECK(set->whole, ISO_ERR_FORMAT,
@@ -65,7 +65,7 @@ static iso_status use_labels(iso__hdf5 *file, int t) {
     return ISO_OK;
 }
 
-// Those of sample `number` of the file and of the following ones.
+// Checks the labels of sample `number` of the file and of the following ones.
 static iso_status check_labels(const samples *self, const int32_t *labels, int64_t number,
                                int64_t count) {
     const iso__hdf5_set *set = &self->file->sets[self->labels];

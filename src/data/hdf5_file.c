@@ -191,9 +191,9 @@ static size_t slots_for(double chunks) {
     return chunks * 10 < (double)most_slots ? (size_t)chunks * 10 + 1 : most_slots;
 }
 
-// HDF5 decompresses a chunk for each read, unless it fits into the cache of its data set. Opens a
-// data set of long chunks again, with a larger one: all handles of a data set share the cache that
-// it was opened with.
+// HDF5 decompresses a chunk again for each read, unless it fits into the data set's cache. Opens a
+// data set with large chunks again, with a larger cache: all handles of a data set share the cache
+// that it was opened with.
 static iso_status fit_cache(const iso__hdf5 *file, iso__hdf5_set *set) {
     double count, bytes = measure_chunks(set, &count);
     bool many = count * 2 > (double)usual_slots; // two chunks in one slot evict each other
@@ -210,7 +210,7 @@ static iso_status fit_cache(const iso__hdf5 *file, iso__hdf5_set *set) {
     return ISO_OK;
 }
 
-// HDF5 would read zeros.
+// HDF5 reads zeros from a data set that was never written.
 static iso_status check_storage(const iso__hdf5 *file, const iso__hdf5_set *set) {
     H5D_space_status_t storage = H5D_SPACE_STATUS_ALLOCATED;
     H5Dget_space_status((hid_t)set->handle, &storage);

@@ -28,7 +28,7 @@ static iso_status fit_picture(const samples *self, const iso__picture *picture,
     iso__span x, y;
     uint8_t *bytes = to;
     int64_t n = elements_of(self);
-    // The bytes come into the last part of the place, where no number overtakes them.
+    // Puts the bytes at the end of `to`, where no float overwrites a byte before it is read.
     if (self->real) bytes += (size_t)n * (sizeof(float) - 1);
     if (pick->crop > 0)
         iso__picture_draw(picture, pick->crop, pick->random, self->size, &x, &y);
@@ -42,8 +42,7 @@ static iso_status fit_picture(const samples *self, const iso__picture *picture,
     return ISO_OK;
 }
 
-// The shorter side of a picture of which enough pixels are left, also if only the smallest part of
-// it is taken, at the widest ratio.
+// The shorter side that leaves enough pixels even for the smallest crop at the widest ratio.
 static int64_t least_side(const samples *self, double crop) {
     if (crop == 0) return self->shorter;
     double part = sqrt(crop * 3 / 4);

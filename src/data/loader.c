@@ -100,7 +100,7 @@ static iso_status create_sampler(iso_loader *self, const iso_sampler_config *ord
     return iso_sampler_create(&config, &self->sampler);
 }
 
-// Threads that could prepare nothing would be of no use: there is a slot for each of them.
+// Each thread needs a slot, so the number of batches ahead is raised to the number of threads.
 static iso_status count_workers(iso_loader *self, const iso_loader_config *config) {
     int ahead = config->prefetch, threads = config->threads;
     ISO_CHECK(ahead >= 0 && ahead <= MOST_AHEAD, ISO_ERR_ARG,
@@ -178,7 +178,7 @@ const iso_dataset_info *iso_loader_info(const iso_loader *self) { return &self->
 
 // ---- The caller ---------------------------------------------------------------------------------
 
-// What the caller had is free again, as soon as what was launched is done.
+// Gives the caller's batch back. Its memory is free as soon as the launched work is done.
 static iso_status give_back(iso_loader *self) {
     iso__slot *held = self->held;
     self->held = NULL;
@@ -205,7 +205,7 @@ iso_status iso_loader_start(iso_loader *self, int64_t epoch, int64_t first) {
     return ISO_OK;
 }
 
-// Batches that are prepared set out for the device, later ones too.
+// Starts the copies of all prepared batches to the device, also of later ones.
 static iso_status send_batches(iso_loader *self, int64_t ready) {
     for (; self->sent < ready; self->sent++) {
         iso__slot *s = &self->slots[self->sent % self->slot_count];
@@ -284,7 +284,7 @@ iso_status iso_loader_set_state(iso_loader *self, const iso_loader_state *state)
 
 // ---- Another number of ranks ----------------------------------------------------------------------
 
-// Of an epoch; -1: the settings are none.
+// The batches of an epoch; -1: the settings are invalid.
 static int64_t count_batches(const iso_loader_state *s, int64_t *global_batch) {
     if (s->ranks <= 0 || s->batch <= 0 || __builtin_mul_overflow(s->ranks, s->batch, global_batch))
         return -1;

@@ -92,7 +92,7 @@ iso_status iso__make_init(const iso_make_config *config, iso__make *out);
 void iso__make_free(iso__make *make);
 // Room for the samples of a batch.
 iso_status iso__make_worker(const iso_loader *loader, iso__worker *worker);
-// Calls the function, and checks what it did. There is nothing to call it for without samples.
+// Calls the function and checks its result. Does nothing without samples.
 iso_status iso__make_batch(const iso_loader *loader, const iso_collate_batch *samples,
                            const iso_made_batch *made);
 

@@ -18,7 +18,7 @@ iso_status iso__upload_create(iso_device *device, const iso_tensor_spec *spec, i
     ISO_TRY(iso__pinned_alloc(device, iso__tensor_bytes(out->tensor), &out->host));
     ISO_TRY(remote->event_create(device, &out->done));
     ISO_TRY(remote->event_create(device, &out->unused));
-    // Its memory may be that of a tensor that is gone, and still in use by what was launched.
+    // The tensor may reuse the memory of a destroyed one, which launched work still uses.
     return remote->record(device, ISO__QUEUE_COMPUTE, out->unused);
 }
 
@@ -36,7 +36,7 @@ void iso__upload_destroy(iso__upload *self) {
 
 // ---- Making tensors -----------------------------------------------------------------------------
 
-// Asks from time to time: a thread that only waits is not to keep a core busy.
+// Polls, because a thread that waits should not keep a core busy.
 static iso_status wait_until_copied(iso__upload *self) {
     static const struct timespec pause = {.tv_nsec = 50 * 1000};
     iso_status status;

@@ -9,7 +9,8 @@
 #include <isotherm/data.h>
 
 // For a device with memory of its own, tensors are made in page-locked memory and copied while the
-// device computes. Otherwise they are made in place, and only open and close do anything.
+// device computes. Otherwise they are made in place: take and give_back do nothing, and send only
+// resizes the tensor.
 typedef struct iso__upload {
     iso_device *device;
     iso_tensor *tensor;

@@ -76,7 +76,7 @@ static iso_status read_samples(iso__worker *self, int64_t n, const int64_t *indi
                                    self->room);
 }
 
-// Samples in random order are all cache misses, which cost more than the work on them.
+// Fetches samples ahead: in random order each is a cache miss, slower than the work on it.
 static iso_status fill_samples(iso__worker *self, int64_t n, const int64_t *indices) {
     ISO_TRY(read_samples(self, n, indices));
     for (int64_t i = 0; i < n; i++) {

@@ -41,25 +41,25 @@ iso_status iso__picture_check(const iso__picture_file *file, int64_t width, int6
 
 // ---- To one size: picture_crop.c ----
 
-// Which part of one side of a picture becomes a side of the result: of the pixels [first, first +
-// length) alone.
+// The part of one side of a picture that becomes a side of the result. Only pixels
+// [first, first + length) are used.
 typedef struct iso__span {
     // Pixel i of the result covers [begin + i * step, begin + (i + 1) * step), counted from
     // `first`.
     double begin, step;
     int64_t first, length;
 } iso__span;
-// The spans of an enlarged or reduced picture, whose shorter side has `shorter` pixels, and of the
-// square of `size` pixels in its middle (torchvision: Resize and CenterCrop).
+// The spans of the square of `size` pixels in the middle of the picture, after resizing it so that
+// its shorter side has `shorter` pixels (torchvision: Resize and CenterCrop).
 void iso__picture_centre(const iso__picture *picture, int64_t shorter, int64_t size, iso__span *x,
                          iso__span *y);
-// The spans of a part that is drawn at random (torchvision: RandomResizedCrop): of at least `least`
-// of the area, and sides of a ratio of 3/4 to 4/3. `random` decides.
+// The spans of a random part (torchvision: RandomResizedCrop) with at least `least` of the area and
+// a ratio of sides from 3/4 to 4/3. `random` decides.
 void iso__picture_draw(const iso__picture *picture, double least, uint64_t random, int64_t size,
                        iso__span *x, iso__span *y);
-// Writes [3][size][size] bytes. Each pixel is an average weighted by a triangle, as wide as two
-// pixels of the result, or of the picture where it is enlarged: as Pillow's resize with BILINEAR,
-// bit for bit where that begins with the rows. Integers alone add up, so the bits are the same on
+// Writes [3][size][size] bytes. Each pixel is an average with triangular weights, two pixels of the
+// result wide, or two of the picture if it is enlarged. This is Pillow's resize with BILINEAR, bit
+// for bit if Pillow begins with the rows. All sums are of integers, so the bits are the same on
 // every machine.
 iso_status iso__picture_crop(const iso__picture *picture, const iso__span *x, const iso__span *y,
                              int64_t size, uint8_t *out);

@@ -20,8 +20,8 @@ typedef struct taps {
 
 static double triangle_at(double x) { return fabs(x) < 1 ? 1 - fabs(x) : 0; }
 
-// Reciprocals are multiplied, as Pillow does it: where a weight is half way between two whole
-// numbers, a quotient may fall to the other side.
+// Multiplies by reciprocals, as Pillow does: for a weight half way between two integers, a division
+// may round the other way.
 static void weigh_pixel(const iso__span *span, double reach, int64_t i, taps *to) {
     double centre = span->begin + ((double)i + 0.5) * span->step, scale = 1 / reach, sum = 0;
     int64_t first = iso__larger((int64_t)(centre - reach + 0.5), 0);
@@ -110,7 +110,7 @@ iso_status iso__picture_crop(const iso__picture *picture, const iso__span *x, co
 
 // ---- The middle ---------------------------------------------------------------------------------
 
-// To the even number where two are as near, as Python rounds.
+// Rounds halves to even, as Python does.
 static int64_t halve_rounded(int64_t n) { return n / 2 + (n % 2 == 1 && n / 2 % 2 == 1); }
 
 static iso__span find_middle(int64_t length, int64_t resized, int64_t size) {

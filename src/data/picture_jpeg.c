@@ -37,7 +37,7 @@ static void stop_decoding(j_common_ptr info) {
     longjmp(self->back, 1);
 }
 
-// A warning after which libjpeg invents pixels is an error. It only skips other bytes.
+// Warnings after which libjpeg invents pixels are errors. After others it only skips bytes.
 static void judge_message(j_common_ptr info, int level) {
     int code = info->err->msg_code;
     if (level < 0 && (code == JWRN_JPEG_EOF || code == JWRN_HIT_MARKER ||

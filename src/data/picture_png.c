@@ -31,7 +31,7 @@ static void stop_decoding(png_structp png, png_const_charp text) {
     png_longjmp(png, 1);
 }
 
-// Damage of what is not needed for the pixels.
+// Warnings are about data that the pixels do not need.
 static void ignore_warning(png_structp png, png_const_charp text) { (void)png, (void)text; }
 
 static void take_bytes(png_structp png, png_bytep to, size_t bytes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Gives the ranks samples of similar cost: sorted by cost, samples form groups of one for each
-// rank.
+// Gives the ranks samples of similar cost: sorts the samples by cost, and cuts them into groups
+// with one sample for each rank.
 #include "data/data_impl.h"
 
 #include <math.h>
@@ -91,8 +91,8 @@ static void make_keys(const iso_sampler *self, iso__philox_key key) {
     }
 }
 
-// Puts the groups, in their order, into `to`. The one that is not full, of samples between two
-// others, comes last.
+// Writes the groups to `to` in their order. The incomplete group is cut from between two others,
+// and comes last.
 static void list_groups(const iso_sampler *self, iso__philox_key key, int64_t *to) {
     const iso_sampler_config *c = &self->config;
     const costs *all = self->costs;

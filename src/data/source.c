@@ -66,7 +66,7 @@ static void stop_gzip(iso__source *self) {
     if (self->gzip) inflateEnd(&self->z);
 }
 
-// Of bytes behind a whole member that do not begin another one.
+// Whether the rest of the input follows the last member and begins no other member.
 static bool is_behind_the_end(const iso__source *self) {
     return self->members > 0 && self->produced == self->at_member;
 }

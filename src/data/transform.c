@@ -47,7 +47,7 @@ static iso_status check_config(const iso_dataset *dataset, const iso_loader_conf
     return check_statistics(dataset, config);
 }
 
-// No arithmetic is left for each pixel. mean NULL: 0, and the deviation 1.
+// Tabulates the result for each byte: pixels need no arithmetic. mean NULL: mean 0, deviation 1.
 static void fill_table(iso__transform *self, const double *mean, const double *std) {
     for (int64_t i = 0; i < 256 * self->channels; i++) {
         int64_t c = i / 256;

@@ -23,8 +23,8 @@ static const struct {
 };
 #define BACKEND_COUNT (sizeof(backends) / sizeof(backends[0]))
 
-// The other variables are for iso_comm_create, which refuses them on all ranks together: an error
-// here, on one rank alone, would leave the others waiting there.
+// Checks only this device's variables. iso_comm_create checks the others, so that all ranks fail
+// together: an error here, on one rank alone, would leave the others waiting there.
 static iso_status check_environment(iso__env first, iso__env last) {
     for (int i = (int)first; i <= (int)last; i++) ISO_TRY(iso__env_check((iso__env)i));
     return ISO_OK;

@@ -60,8 +60,8 @@ typedef struct iso__lamb_args {
     double rest1, rest2, correction1, correction2_sqrt; // as adam's
 } iso__lamb_args;
 
-// L queries for each of N sequences, and S = `keys` keys and values, with the heads side by side in
-// rows of E numbers. From a row to the next are q_stride numbers, and kv_stride for k and v.
+// Each of N sequences has L queries, and S = `keys` keys and values, with the heads side by side in
+// rows of E numbers. Rows of q are q_stride numbers apart, rows of k and v kv_stride.
 typedef struct iso__attention_args {
     int64_t heads, keys, q_stride, kv_stride;
     bool causal; // row i sees rows 0 .. i only
@@ -376,11 +376,10 @@ typedef struct iso_kernel_ops {
     // The memory is one layer in the sense of the formula: the norms are over all of it.
     iso_status (*lamb)(iso_device *self, int64_t count, const iso__lamb_args *args, const void *g,
                        void *p, void *m, void *v);
-    // The same in two halves, for a layer of which some elements are elsewhere (ZeRO). The first
-    // updates the moments and gives the squares of the norms of these elements of the parameter and
-    // of the direction; with memory of its own, a device writes them in remote->collect, until
-    // which `square` must exist. The second makes the step, with the squares of the norms of the
-    // whole layer.
+    // The same in two halves, for a layer with elements on other ranks (ZeRO). lamb_measure updates
+    // the moments, and gives the squared norms of these elements of the parameter and of the
+    // direction. A device with memory of its own writes them in remote->collect; `square` must
+    // exist until then. lamb_step makes the step, with the squared norms of the whole layer.
     iso_status (*lamb_measure)(iso_device *self, int64_t count, const iso__lamb_args *args,
                                const void *g, const void *p, void *m, void *v, double square[2]);
     iso_status (*lamb_step)(iso_device *self, int64_t count, const iso__lamb_args *args,

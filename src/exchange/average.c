@@ -36,7 +36,7 @@ static iso_status allocate_mean(iso__average *a) {
     return ISO_OK;
 }
 
-// Of gossip. A rank alone sends nothing.
+// For gossip with differences. A single rank sends nothing, so it needs no copies.
 static iso_status allocate_copies(iso__average *a) {
     size_t turns = (size_t)iso__average_turns(a);
     if (!a->with_copies || a->layout->nodes == 1) return ISO_OK;
@@ -119,7 +119,7 @@ static iso_status check_config(size_t count, const iso__average_config *config) 
     return check_kind(config);
 }
 
-// Gossip is between ranks. Its factor is 1 to the last bit.
+// Gossip averages single ranks, so its factor must be exactly 1.
 static iso_status choose_factor(iso__average *a) {
     bool gossip = iso__is_gossip(a->config.kind);
     ISO_CHECK(!gossip || a->layout->largest == 1, ISO_ERR_ARG,
@@ -141,10 +141,10 @@ iso_status iso__average_create(iso__routes *routes, size_t count, const iso__ave
     a->routes = iso__routes_retain(routes);
     a->layout = iso__routes_layout(routes);
     a->config = *config;
-    if (count == 0) a->config.wire = &iso__codec_f32; // of nothing
+    if (count == 0) a->config.wire = &iso__codec_f32; // there is nothing to encode
     if (a->config.wire == &iso__codec_f32) a->config.differences = a->config.round_sums = false;
     a->with_copies = a->config.differences && iso__is_gossip(config->kind);
-    if (a->with_copies) a->config.differences = false; // from a reference, that is
+    if (a->with_copies) a->config.differences = false; // these are differences from a reference
     a->count = a->size[ISO__AVERAGE_F32] = count;
     a->size[ISO__AVERAGE_F64] = config->f64;
     ISO_TRY_GOTO(choose_factor(a)); // the same on every rank
@@ -219,7 +219,8 @@ iso_status iso__average_set_reference(iso__average *a, const float *values) {
 
 int iso__average_arrays(iso__average *a, iso__average_array item[ISO__AVERAGE_ARRAYS]) {
     if (a->copies) {
-        // Those of one kind of peers are of no use to another, though there may be as many.
+        // Each kind of gossip needs its own name: copies of one kind are useless to another, even
+        // if there are equally many.
         const char *name = a->config.kind == ISO__GOSSIP_PAIRS  ? "pair_copies"
                            : a->config.kind == ISO__GOSSIP_RING ? "ring_copies"
                                                                 : "copies";

@@ -23,15 +23,14 @@
 // An array may have f64 elements behind its f32 elements. Codecs and differences are for f32 only:
 // f64 elements travel as they are. Both types take part in the same phases and the same verdict.
 //
-// Gossip (ISO__GOSSIP): instead of the mean of all nodes, a rank gets the mean of its array
-// and that of one other rank. SCATTER is then a message to a rank and one from a rank, and there
-// are no GATHER and no SPREAD. A report with the values tells the receiver whether they are good,
-// so an exchange needs nothing of other ranks: a late rank delays the one that receives from it
-// and, if the message is long, the one that sends to it. If a rank fails, it and the one that
-// receives from it get no mean, and the others know nothing of it. Exchange k goes to rank + d
-// modulo P, with d = 2^(k mod R) and R =
-// ceil(log2 P): the directed one-peer exponential graph of Stochastic Gradient Push (Assran et al.,
-// ICML 2019). In matrices, x becomes W x with W = (I + S) / 2, where S moves every array by d
+// Gossip (ISO__GOSSIP): instead of the mean of all nodes, a rank gets the mean of its own array and
+// that of one other rank. In SCATTER a rank sends one message and receives one. There is no GATHER
+// and no SPREAD. A report with the values tells the receiver whether they are valid, so no third
+// rank is involved: a late rank delays the rank that receives from it and, if the message is long,
+// the rank that sends to it. If a rank fails, it and the rank that receives from it get no mean,
+// and the other ranks do not notice. Exchange k goes to rank + d modulo P, with d = 2^(k mod R) and
+// R = ceil(log2 P): the directed one-peer exponential graph of Stochastic Gradient Push (Assran et
+// al., ICML 2019). In matrices, x becomes W x with W = (I + S) / 2, where S moves every array by d
 // ranks.
 //   - Every row and every column of W has two elements of 1/2, or for P = 1 one of 1: W is doubly
 //     stochastic. Its columns sum to 1, so the sum over ranks stays the same. Its rows sum to 1, so
@@ -62,7 +61,7 @@
 //
 //   y = y + q,   z = z + q',   x = x + (s / 2) (z - y)   with the consensus step s
 //
-// What is y on one end is z on the other, with the same bits: both begin with the same values, and
+// The sender's y and the receiver's z have the same bits: both begin with the same values, and both
 // add the same encoded differences. The sum over ranks of z - y is 0 for every Q and every s, so
 // the sum of x stays the same, up to rounding. Nothing needs error feedback, because what q leaves
 // out stays in x - y. With s = 1 and a Q without loss x becomes the mean of the two. A Q that
@@ -171,21 +170,21 @@ int iso__average_progress(const iso__average *average);
 iso_status iso__average_reach(iso__average *average, int progress);
 // Local. The number k of the next exchange of gossip, the same on every rank; begins with 0.
 void iso__average_set_turn(iso__average *average, int64_t turn);
-// Local. The node with which this one swaps in the next exchange; it names this node. This node
-// itself: it gets its own array.
+// Local. Sets the node with which this one swaps in the next exchange. That node must name this one
+// in turn. A node that names itself gets its own array.
 void iso__average_set_peer(iso__average *average, int node);
 bool iso__average_busy(const iso__average *average); // between start and finish
 // Collective. Waits for the remaining phases. *mean (a flat array, valid until the next start) is
 // NULL on ranks outside the group. metrics: the maximum of each over all ranks. If any rank failed,
-// no rank gets a mean, and every rank gets an error that names the lowest failing rank. Gossip: the
-// same of this rank and the one that it receives from.
+// no rank gets a mean, and every rank gets an error that names the lowest failing rank. With
+// gossip, this holds for this rank and the one that it receives from.
 iso_status iso__average_finish(iso__average *average, const float **mean,
                                double metrics[ISO__METRICS]);
 
 // Local. The next exchange sends differences from these values (the f32 elements, copied), which
 // must be equal on all ranks. Resets the error feedback. Nothing may be under way. ISO_ERR_STATE
-// for values that are not finite. Does nothing if no differences travel. Of gossip, all copies
-// become these values.
+// for values that are not finite. Does nothing if no differences travel. With gossip, sets all
+// copies to these values.
 iso_status iso__average_set_reference(iso__average *average, const float *values);
 
 // Local. The same, but keeps the error feedback: what was left out is added to the next difference

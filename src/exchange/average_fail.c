@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The weighted mean over nodes: what its phases note of failures and of bytes.
+// The weighted mean over nodes: records failures, and counts bytes.
 #include "exchange/average_impl.h"
 
 #include "comm/comm_calls.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Gossip instead of a mean over nodes: whom a rank averages with, and what both remember of each
-// other if differences travel.
+// Gossip instead of a mean over nodes: which ranks average with each other, and the copies of each
+// other's values that they keep if differences travel.
 #include "exchange/average_impl.h"
 
 #include "comm/comm_calls.h"
@@ -34,7 +34,7 @@ static iso__average_peers choose_neighbour(int turn, int rank, int ranks) {
 static iso__average_peers choose_partner(int turn, int rank, int ranks) {
     int half = (ranks + 1) / 2;
     int partner = rank < half ? half + (rank + turn) % half : (rank - turn) % half;
-    if (partner == ranks) partner = rank; // of an odd number of ranks one has none
+    if (partner == ranks) partner = rank; // with an odd number of ranks, one has no partner
     return (iso__average_peers){partner, partner};
 }
 
@@ -74,7 +74,7 @@ static size_t tile_size(size_t count, size_t at) {
     return count - at < COPY_TILE ? count - at : COPY_TILE;
 }
 
-// The copies of this turn: of this rank, which the receiver has, too; and of the sender.
+// The copies of this turn: of this rank's values, which the receiver also has, and of the sender's.
 static float *own_copy(const iso__average *a) {
     size_t turn = (size_t)(a->turn % iso__average_turns(a));
     return a->copies + 2 * turn * a->count;
@@ -124,7 +124,7 @@ bool iso__average_mix_copies(iso__average *a, const char *sent, const char *rece
     return finite;
 }
 
-// What was finite in iso__average_mix_copies is the same here.
+// Computes the same copies as iso__average_mix_copies, so they are finite if those were.
 void iso__average_commit_copies(iso__average *a, const char *sent, const char *received) {
     if (a->report[0] == 0) a->wire->decode_add(a->count, sent, own_copy(a));
     if (a->peer_report[0] == 0 && a->cause != ISO_CAUSE_MPI)
@@ -141,14 +141,14 @@ void iso__average_send_report(iso__average *a) {
     a->metrics[0] = iso__average_own_verdict(a);
     memcpy(a->report, a->metrics, REPORT * sizeof(double));
     a->report[1] = 0;                                   // how long it takes is not known yet
-    memset(a->peer_report, 0, REPORT * sizeof(double)); // should it not come
+    memset(a->peer_report, 0, REPORT * sizeof(double)); // in case it does not arrive
     iso__messages m = {.send = a->report,
                        .recv = a->peer_report,
                        .bytes = ISO__AVERAGE_MESSAGE,
                        .to = with.to,
                        .from = with.from};
-    iso__average_note(a, iso__comm_imessages(a->leaders, &m, "gossip (report)",
-                                             &a->report_sent, &a->report_came));
+    iso__average_note(a, iso__comm_imessages(a->leaders, &m, "gossip (report)", &a->report_sent,
+                                             &a->report_came));
 }
 
 iso_status iso__average_finish_report(iso__average *a, bool wait) {

@@ -34,7 +34,7 @@ typedef struct iso__average_chunk {
     size_t block;        // elements of one node's share
     size_t offset;       // elements of its type that the buffers have before its blocks
     iso_request *request;
-    iso_request *sent; // of gossip; `request` is then what arrives
+    iso_request *sent; // gossip and swap: the message that leaves; `request`: the one that arrives
 } iso__average_chunk;
 
 typedef enum iso__average_phase {
@@ -76,7 +76,7 @@ struct iso__average {
     bool with_copies;     // gossip sends differences from copies; `config` then has no differences
     float *copies;        // see average_gossip.c; NULL: there are none
     iso_request **spread; // one for each shard and type
-    // Where each rank has its own array: it, and the node's arrays in this rank's shard.
+    // With config.each_rank: this rank's array, and this rank's shard of all arrays of its node.
     char *own[ISO__AVERAGE_TYPES], *others[ISO__AVERAGE_TYPES];
     iso_request *inside[ISO__AVERAGE_TYPES];
 
@@ -98,7 +98,7 @@ struct iso__average {
     int chunk_count;
     iso_request *verdict;
     double *metrics; // 1 + ISO__METRICS, the first: lowest failing rank and cause; then filling
-    // Of gossip: what goes with the values, and what came with those of the sender, as `metrics`.
+    // Gossip: the report sent with the values, and the one received from the sender, as `metrics`.
     double *report, *peer_report;
     iso_request *report_sent, *report_came;
     iso__average_cause cause; // of this rank
@@ -119,7 +119,7 @@ size_t iso__average_blocks(const iso__average *a);
 size_t iso__average_chunks(const iso__average *a, size_t count); // of `count` elements
 // Lays out the chunks of a->carried, and sets a->room.
 void iso__average_lay_out(iso__average *a);
-// The bytes that the buffers have before the blocks of f64, if f32 travels in `wire`; and all.
+// The bytes of the buffers before the f64 blocks, and of the whole buffers, with f32 in `wire`.
 size_t iso__average_f64_base(const iso__average *a, const iso__codec *wire);
 size_t iso__average_room_bytes(const iso__average *a, const iso__codec *wire);
 // Bytes of the result before the elements of a type.
@@ -133,7 +133,7 @@ bool iso__average_has_reference(const iso__average *a);
 // A rank that has failed takes part in all phases, so that no rank waits for it. The verdict
 // reports the failure. note: ISO_CAUSE_MPI if status is an error.
 void iso__average_fail(iso__average *a, iso__average_cause cause);
-// This rank's, as metrics[0]: ranks take the maximum, which is that of the lowest failing rank.
+// This rank's value of metrics[0]. The maximum over all ranks is that of the lowest failing rank.
 double iso__average_own_verdict(const iso__average *a);
 void iso__average_note(iso__average *a, iso_status status);
 // Returns ISO_OK once the request is over. A time-out, after which the request can be waited for
@@ -159,25 +159,26 @@ typedef struct iso__average_peers {
 // The number of exchanges after which the peers repeat.
 int iso__average_turns(const iso__average *a);
 iso__average_peers iso__average_choose_peers(const iso__average *a); // of this exchange
-// What arrived is added to what was sent, which is no longer needed. The bits are those of a mean
-// over two nodes. Returns whether all of it is finite.
+// Replaces the values that were sent, `own`, by their mean with those that arrived. The bits are
+// those of a mean over two nodes. Returns whether all means are finite.
 bool iso__average_mix(bool f64, size_t count, void *own, const void *peer);
 
-// The following work on all f32 elements, if there are copies: for each turn of the peers, what the
-// receiver knows of this rank's values, and what this rank knows of the sender's. Both ends add the
-// same encoded differences to them, so the bits stay the same on both.
+// The following functions work on all f32 elements, if there are copies. For each turn of the
+// peers, a rank has one copy of its own values, as the receiver knows them, and one of the sender's
+// values. Both ends add the same encoded differences to a copy, so its bits stay the same on both.
 size_t iso__average_copy_count(const iso__average *a); // floats of all copies; 0: there are none
 // All copies become these values, the same on all ranks. ISO_ERR_STATE if they are not finite.
 iso_status iso__average_set_copies(iso__average *a, const float *values);
-// Encodes x less this rank's copy, and puts x into the result. Whether that was finite.
+// Encodes x minus this rank's copy, and copies x to the result. Returns whether all was finite.
 bool iso__average_encode_copy(iso__average *a, const float *x, char *to);
-// Adds consensus_step / 2 times the difference of the new copies to the result. Whether all of it
-// is finite. The copies do not change yet.
+// Adds consensus_step / 2 times the difference of the new copies to the result. Returns whether all
+// of it is finite. Does not change the copies yet.
 bool iso__average_mix_copies(iso__average *a, const char *sent, const char *received);
-// The new copies. A rank that did not send well, as its report says, changes none on both ends.
+// Updates the copies. If a rank's report says that its values were not valid, neither end updates
+// its copy of them.
 void iso__average_commit_copies(iso__average *a, const char *sent, const char *received);
-// Sends the report of this rank, and takes that of the sender. finish waits, and adds up both as a
-// verdict does.
+// The first sends this rank's report, and begins to receive the sender's. The second completes both
+// messages, and takes the maxima of both reports, as a verdict does.
 void iso__average_send_report(iso__average *a);
 iso_status iso__average_finish_report(iso__average *a, bool wait);
 

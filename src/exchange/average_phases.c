@@ -70,7 +70,7 @@ static iso__average_peers choose_peers(const iso__average *a) {
     return is_swap(a) ? (iso__average_peers){a->peer, a->peer} : iso__average_choose_peers(a);
 }
 
-// The buffers end with a whole message, or f64 begins there.
+// Rounds up. The buffers have room for a whole message, also in front of the f64 blocks.
 static size_t message_bytes(const iso__average *a, const iso__average_chunk *c) {
     return iso__round_up(chunk_bytes(a, c, c->block), ISO__AVERAGE_MESSAGE);
 }
@@ -98,7 +98,7 @@ static void send_chunk(iso__average *a, iso__average_chunk *c, const float *valu
     char *to = block_of(a, a->send, c, 0);
     if (!encode_chunk(a, c, values, to)) {
         bool finite = all_finite(a, c, values);
-        bool sums = a->config.each_rank; // of finite values
+        bool sums = a->config.each_rank; // then `values` are sums of finite values
         iso__average_fail(a, finite || sums ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
         well = 0;
     }
@@ -181,7 +181,7 @@ static bool decode_chunk(iso__average *a, const iso__average_chunk *c) {
                             : a->wire->decode(c->count, from, to);
 }
 
-// What came of copies is there already.
+// The result of copies is already in its place.
 static void read_chunk(iso__average *a, const iso__average_chunk *c) {
     if (!in_place(a) && !has_copies(a, c) && !decode_chunk(a, c))
         iso__average_fail(a, ISO_CAUSE_RANGE);
@@ -231,7 +231,7 @@ static iso_status finish_spread(iso__average *a, bool wait) {
 
 // ---- Verdict --------------------------------------------------------------------------------------
 
-// That of gossip came with the values.
+// Gossip needs no reduction: its reports travel with the values.
 static void post_verdict(iso__average *a) {
     a->metrics[0] = iso__average_own_verdict(a);
     a->metrics[1] = (double)(a->back_ns - a->start_ns) * 1e-6;
@@ -337,7 +337,7 @@ static void begin_phases(iso__average *a, int group, const double metrics[ISO__M
     a->cause = ISO_CAUSE_NONE;
     a->as_difference = iso__average_has_reference(a);
     a->wire = a->config.differences && !a->as_difference ? &iso__codec_f32 : a->config.wire;
-    // The maximum of numbers with a NaN among them can differ between ranks.
+    // With a NaN among the numbers, ranks could compute different maxima.
     for (int i = 0; i < ISO__METRICS; i++)
         a->metrics[1 + i] = isnan(metrics[i]) ? INFINITY : metrics[i];
     choose_shard(a);

@@ -8,7 +8,7 @@
 //
 // int8 has a scale in f32 for each group of 256 elements, which are integers from -127 to 127: 260
 // bytes instead of 1024. scale = largest magnitude / 127, rounded to nearest. A group that contains
-// a NaN or an infinity is encoded as NaN, as is one of which 127 * scale is infinite.
+// a NaN or an infinity, or whose 127 * scale is infinite, is encoded as NaN.
 //
 // fp8 has 8-bit floats of one sign bit, four exponent bits and three bits of a fraction (E4M3 of
 // the OCP 8-bit Floating Point Specification 1.0, 2023) times a scale in f32 for each group of 128
@@ -23,8 +23,8 @@
 //
 // onebit has the sign of each element and a scale in f32 for each group of 256 elements: 36 bytes
 // instead of 1024. scale = mean magnitude of the group, summed in f64. Zero counts as positive. A
-// group that contains a NaN or an infinity is encoded as NaN. Only for gradients: what fills up the
-// last group does not decode to 0, so `mean` must not be used for it.
+// group that contains a NaN or an infinity is encoded as NaN. Only for gradients: the padding of
+// the last group does not decode to 0, so `mean` must not be used with this codec.
 //
 // topk keeps the 8 elements of largest magnitude of each group of 256, of equal ones the first, as
 // bf16 with their places in the group: 24 bytes instead of 1024. The other elements become 0. If a
@@ -55,14 +55,14 @@ typedef struct iso__codec_shares {
 // overlap. An encoded array ends with a whole group, padded with zeros.
 typedef struct iso__codec {
     const char *name;
-    size_t group; // elements; what is encoded separately begins at a multiple of it
+    size_t group; // elements; anything encoded separately must begin at a multiple of this
     // Bytes of `count` elements; the size of a group times the number of groups.
     size_t (*bytes)(size_t count);
 
     // out = x * factor
     bool (*encode)(size_t count, const float *x, float factor, void *out);
-    // out = x * factor, with feedback from and to state; what is not finite leaves a state of 0 (of
-    // its whole group)
+    // out = x * factor, with feedback from and to state. A value that is not finite sets the state
+    // of its whole group to 0
     bool (*encode_feedback)(size_t count, const float *x, float factor, float *state, void *out);
     // out = (x - reference) * factor, with feedback
     bool (*encode_difference)(size_t count, const float *x, float factor, const float *reference,

@@ -6,9 +6,9 @@
 
 #include <string.h>
 
-// The head of the state of a hook that owns its exchange; its first floats count lists, up to
-// hook.start and modulo MOST_START. It is as long as a cache line, so that the state after it
-// begins on one.
+// The head of the state of a hook that owns its exchange. Its first two floats count lists: one up
+// to hook.start, the other modulo MOST_START. The head is as long as a cache line, so the state
+// after it begins on one.
 enum { UP_TO_START, ALL_LISTS, COUNTS, HEAD_FLOATS = 16 };
 // The largest number of elements of a phase over all ranks, so that their bytes fit into size_t.
 #define MOST_ELEMENTS (SIZE_MAX / 64)

@@ -65,8 +65,8 @@ static inline bool iso__coder_divides(const iso__coder *c, int i, const iso__buc
     bool owns = c->plan && iso__bucket_is_dense(b) && !c->plan[i].plain;
     return c->hook.divides && (owns || iso__coder_converts(c, b));
 }
-// Of the random numbers that all ranks draw alike; must be the same on all of them. 0: the hook has
-// none.
+// The seed of the random numbers that all ranks draw alike. It must be the same on all ranks. 0 if
+// the hook draws none.
 uint64_t iso__coder_seed(const iso__coder *c);
 // A hash of the plans, which must be the same on all ranks.
 uint64_t iso__coder_fingerprint(const iso__coder *c, int buckets);
@@ -74,7 +74,7 @@ uint64_t iso__coder_fingerprint(const iso__coder *c, int buckets);
 // gets one phase, a sum.
 iso_status iso__coder_declare(const iso__coder *c, int i, const iso__bucket *bucket,
                               const iso__coder_ranks *ranks, iso_comm_hook_plan *out);
-// The bytes of a phase's array, with elements of the given type, and those of a block of it.
+// The bytes of a block of a phase's array, and of the whole array, with elements of the given type.
 size_t iso__phase_block_bytes(const iso_comm_phase *phase, iso_dtype dtype);
 size_t iso__phase_bytes(const iso_comm_phase *phase, iso_dtype dtype, int ranks);
 // What a rank contributes to the phases of a plan.
@@ -88,16 +88,16 @@ static inline iso_dtype iso__phase_wire(const iso__coder *c, const iso_comm_hook
 iso_status iso__coder_run(const iso__coder *c, int i, const iso__bucket *bucket, void *gradient,
                           void *const *data, const iso__coder_ranks *ranks, int phase,
                           double factor);
-// Whether the hook begins with a later list. Lists are counted up to hook.start, and for
-// iso_comm_hook_bucket.exchange, equally on all ranks, whichever transport carries them; the counts
-// are saved with the hook's state.
+// Whether the hook does not run yet: it begins after hook.start lists. Lists are counted for this,
+// and for iso_comm_hook_bucket.exchange. The counts are equal on all ranks, whichever transport
+// carries the lists, and are saved with the hook's state.
 bool iso__coder_begins_later(const iso__coder *c);
 void iso__coder_count(const iso__coder *c);
 // The number of first floats of the state that hold these counts.
 size_t iso__coder_counts(const iso__coder *c);
 
-// For hooks that encode the padding between tensors like gradients: it stays 0, so nothing of it
-// was left out. v: [b->count].
+// Sets the padding between tensors in v to 0. For error feedback of hooks that encode the padding
+// like gradients: the padding itself stays 0, so it has no error. v: [b->count].
 static inline void iso__hook_clear_padding(const iso_comm_hook_bucket *b, float *v) {
     size_t at = 0;
     for (int i = 0; i < b->tensor_count; i++) {

@@ -31,8 +31,8 @@ static double dot_product(const float *a, const float *b, size_t n) {
     return sum;
 }
 
-// Of a gradient that is 0 there is nothing to leave out. The share may be beyond f32, of a gradient
-// that is much smaller than the other.
+// The factor of one of the two gradients. A gradient of 0 has no common part to leave out. If one
+// gradient is much smaller than the other, its factor may exceed the range of f32.
 static double keep_share(double dot, double square) {
     return square > 0 ? 1 - dot / (2 * square) : 1;
 }
@@ -45,8 +45,8 @@ static void add_pair(float *a, const float *b, size_t n) {
     for (size_t i = 0; i < n; i++) a[i] = (float)(of_a * (double)a[i] + of_b * (double)b[i]);
 }
 
-// The result of the ranks from `first` on takes the place of the first one. The first half is the
-// largest power of two below their number.
+// Combines the gradients of `ranks` ranks from `first` on. The result replaces those of rank
+// `first`. The first half of the ranks is the largest power of two below `ranks`.
 static void add_ranks(const iso_comm_hook_bucket *b, const iso_comm_hook_tensor *t, int first,
                       int ranks) {
     int half = 1;
@@ -58,8 +58,8 @@ static void add_ranks(const iso_comm_hook_bucket *b, const iso_comm_hook_tensor 
     add_pair(place + (size_t)first * b->count, place + (size_t)(first + half) * b->count, t->count);
 }
 
-// In the last call factor makes an average of a sum. What adasum gives stands in the place of the
-// average, so it is multiplied by the number of ranks before.
+// In the last call, `factor` is the one that makes a sum an average. But Adasum's result replaces
+// the average, not the sum, so it is also multiplied by the number of ranks.
 static iso_status run_adasum(const iso_comm_hook_bucket *b, int phase, double factor, void *user) {
     (void)user;
     float *g = b->gradient, *all = b->data[0], *own = all + (size_t)b->rank * b->count;

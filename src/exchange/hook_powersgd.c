@@ -7,8 +7,8 @@
 //   result:  P Q'; what is left out is M - P Q'
 //
 // Tensors that are not matrices, or would hardly shrink, are summed uncompressed in phase 0.
-// Batched, the whole bucket is one matrix, as square as possible; what its last rows lack is 0. The
-// columns of P and Q are stored one after the other. Values that must be equal on all ranks are
+// Batched, the whole bucket is one matrix, as square as possible. Missing elements of the last rows
+// count as 0. P and Q are stored column by column. Values that must be equal on all ranks are
 // computed from the sums, in the same order of additions on all machines.
 #include "exchange/coder.h"
 
@@ -64,7 +64,7 @@ static void make_orthonormal(float *column, size_t rows, size_t columns) {
             add_multiple(x, -dot_product(x, y, rows), y, rows);
         }
         float square = dot_product(x, x, rows);
-        // What rounding left of it would be a direction without meaning.
+        // Only rounding errors are left of such a column, so its direction has no meaning.
         bool rest = square <= before * 1e-12f;
         scale_vector(x, rest ? 0 : 1 / sqrtf(square), rows);
     }
@@ -72,7 +72,7 @@ static void make_orthonormal(float *column, size_t rows, size_t columns) {
 
 // ---- Where things lie ---------------------------------------------------------------------------------
 
-// A matrix of the bucket, or what is not compressed.
+// A matrix of the bucket, or a tensor that is not compressed.
 typedef struct item {
     size_t offset, count;       // elements of the bucket
     size_t rows, columns, rank; // rank 0: it is not compressed
@@ -106,7 +106,7 @@ static item describe_batch(const iso_comm_hook_bucket *b, const iso_powersgd_con
     return m;
 }
 
-// The elements of a row; those that a batch lacks are at its end.
+// The number of elements of a row. The last rows of a batch may have fewer than the others.
 static size_t row_length(const item *m, size_t row) {
     size_t at = row * m->columns;
     if (at >= m->count) return 0;

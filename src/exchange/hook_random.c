@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Communication hooks that draw random numbers: other ones in each exchange, and in a resumed run
-// the same.
+// Communication hooks that draw random numbers: different ones in each exchange, but the same ones
+// in a resumed run.
 #include "exchange/coder.h"
 #include "exchange/hook_shards.h"
 
@@ -40,7 +40,8 @@ static size_t run_begin(const runs *r, size_t k) {
     return k * (r->count / r->kept) + (k < more ? k : more);
 }
 
-// Runs are taken in order.
+// Draws the element of run k. Call it for the runs in ascending order, because it draws four runs
+// at a time.
 static size_t draw_place(runs *r, size_t k) {
     uint32_t counter[4] = {(uint32_t)(k / 4), r->exchange};
     size_t begin = run_begin(r, k), length = run_begin(r, k + 1) - begin;
@@ -64,8 +65,8 @@ static iso_status declare_random(const iso_comm_hook_bucket *b, iso_comm_hook_pl
     return ISO_OK;
 }
 
-// A value that is not finite goes in place of the one drawn, so that all ranks see it; the drawn
-// one then waits.
+// If a value of a run is not finite, sends it in place of the drawn one, so that all ranks see it.
+// The drawn value then stays in the state.
 static void send_drawn(const iso_comm_hook_bucket *b, runs *r, float factor) {
     const float *g = b->gradient;
     float *v = b->state, *out = b->data[0];
@@ -116,7 +117,8 @@ iso_comm_hook iso_hook_randomk(const iso_randomk_config *config) {
 
 // ---- Dithering ------------------------------------------------------------------------------------------
 
-// Levels -7 to 7 of the largest magnitude of a group, in 4 bits each, plus 8.
+// An element is encoded in 4 bits as its level plus 8. Level 7 is the largest magnitude of the
+// group, and level -7 its negative.
 enum { GROUP = 256, LEVELS = 7, DRAWN = 8 }; // a draw serves 8 elements, with 16 bits each
 
 typedef struct dithered {
@@ -135,7 +137,8 @@ static uint32_t drawn_word(const uint32_t bits[4], size_t i) {
     return bits[i / 2] >> i % 2 * 16 & 0xffff;
 }
 
-// x, from -1 to 1, rounds to one of its two neighbours, the nearer it is the more probably.
+// Stochastic rounding: rounds x, from -1 to 1, to one of the two levels next to it. The nearer one
+// is more probable.
 static uint8_t choose_level(float x, uint32_t word) {
     float random = ((float)word + 0.5f) * 0x1p-16f;
     float level = floorf(x * (float)LEVELS + random);

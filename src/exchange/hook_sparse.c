@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Communication hooks that send few bits of each gradient, or few gradients, and what they leave
-// out with the next gradients (error feedback).
+// Communication hooks that send few bits of each gradient, or few gradients. They add what they
+// leave out to the next gradients (error feedback).
 #include "exchange/codec.h"
 #include "exchange/coder.h"
 #include "exchange/hook_shards.h"

@@ -33,7 +33,7 @@ static iso_status make_group(iso_comm *all, int ranks, const iso_topology_config
     iso_status status = iso__comm_create_group(all, ranks, true, &group);
     if (status == ISO_OK) status = iso_topology_create(group, config, out);
     iso_comm_destroy(&group);
-    ISO_TRY(iso_comm_agree(all, status)); // the groups have failed or not, each for itself
+    ISO_TRY(iso_comm_agree(all, status)); // each group may have failed on its own
     return place_group(all, *out);
 }
 

@@ -29,11 +29,11 @@ struct iso__scopes {
     bool equal_nodes;     // all nodes have equally many ranks
     int64_t most, fewest; // ranks of a node, if measured
     bool wants_nccl;      // all ranks want NCCL
-    bool nccl_spans;      // and between nodes, too
+    bool nccl_spans;      // NCCL also sums between nodes
     size_t unit;
     gpu_group of_node, of_world;
     iso_topology *topology;   // of shards, and of sums in two levels
-    iso__channel_nodes nodes; // of these; no `node`: none
+    iso__channel_nodes nodes; // for sums in two levels; node NULL: there are none
     iso__transport *alone;
     iso__transport
         *transport[ISO_SCOPE_RANK]; // of the world and the node; NULL: this rank is alone
@@ -159,7 +159,7 @@ static bool takes_nccl(const iso__scopes *s, const iso_comm *comm) {
 static iso_status find_nodes(iso__scopes *s) {
     iso_status mine = iso__comm_create_node(s->world, ISO_SCOPE_NODE, false, &s->node);
     if (mine == ISO_OK) mine = iso__comm_place_subset(s->node, s->world);
-    ISO_TRY(iso_comm_agree(s->world, mine)); // the nodes have failed or not, each for itself
+    ISO_TRY(iso_comm_agree(s->world, mine)); // each node may have failed on its own
     return ask_for_nccl(s);
 }
 
@@ -233,7 +233,8 @@ static maker maker_of(const iso__scopes *s) {
     return s->owns ? iso__transport_phases : iso__transport_host;
 }
 
-// Between a device and the arena, around a transport of the host, which *out is before the call.
+// With a device, wraps *out, a transport of the host, in one that copies between the device and the
+// arena.
 static iso_status stage_arena(const iso__transport_setup *setup, iso__transport **out) {
     iso__staged_config config = {.limit_s = iso__comm_timeout(setup->world)};
     return setup->store->device ? iso__transport_staged(setup, &config, *out, out) : ISO_OK;

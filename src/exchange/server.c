@@ -68,7 +68,7 @@ static bool self_serves(const iso__server *s) {
     return iso__server_serves(s, iso_comm_rank(s->comm));
 }
 
-// Its waits are what it is there for.
+// Such a rank has no other work than to wait and to serve.
 static bool only_serves(const iso__server *s) { return s->first > 0 && self_serves(s); }
 
 static iso_status allocate_peer(iso__server *s, int rank) {
@@ -110,7 +110,7 @@ iso_status iso__server_create(iso_comm *comm, int servers, iso__flat size,
     return ISO_OK;
 }
 
-// Memory that MPI may still use stays.
+// Whether MPI may still use the memory, which must then stay.
 static bool is_under_way(const iso__server *s) {
     bool any = s->gathers != NULL;
     for (int r = 0; s->peer && r < iso_comm_size(s->comm); r++) {
@@ -273,7 +273,7 @@ iso_status iso__server_push(iso__server *s, int rank) {
     return ISO_OK;
 }
 
-// The answer tells that the push has arrived, so its request completes.
+// The answer shows that the push has arrived, so the wait for the push's request is short.
 static iso_status finish_pull(iso__server *s, int rank) {
     s->peer[rank].asked = false;
     ISO_TRY(iso_request_wait(&s->peer[rank].pushed));
@@ -300,7 +300,7 @@ iso_status iso__server_gather(iso__server *s, bool *failed) {
     return ISO_OK;
 }
 
-// They may still wait for answers.
+// Serves a rank until its last push is here. Until then the rank may wait for answers.
 static iso_status await_last(iso__server *s, int rank) {
     while (!s->peer[rank].last) ISO_TRY(iso__server_serve(s, rank, ISO__SERVER_WAIT_SERVING));
     return ISO_OK;

@@ -23,8 +23,8 @@
 // answers from the same room, and then starts to receive again. Push and answer have different
 // tags, so neither waits behind the other. A server serves in calls of its own rank only; while it
 // computes, messages travel, but no push is served. So a rank that makes no step delays the pulls
-// of its own shard, and nothing else. A rank that only serves pushes where ranks meet, no changes,
-// so that it gets the parameters, too.
+// of its own shard, and nothing else. Where ranks meet, a rank that is no worker also makes a push,
+// without changes, to get the parameters.
 //
 // Where ranks meet, they agree that all are there. Each worker pulls what it has asked for, and
 // then makes a last push of every shard. A server keeps last pushes until it has those of all
@@ -34,8 +34,8 @@
 // a push, which its server gives in each of its own waits, or for last pushes, which come once
 // their workers have their answers.
 //
-// What depends on times is the order in which a server takes pushes, and the step in which a worker
-// takes an answer. A run that makes both as an earlier one did has its bits.
+// Two things depend on timing: the order in which a server takes pushes, and the step in which a
+// worker takes an answer. A run that repeats both gives the same bits.
 #ifndef ISO_SERVER_H
 #define ISO_SERVER_H
 
@@ -49,8 +49,8 @@ typedef struct iso__server_part {
     size_t first[2], count[2];
 } iso__server_part;
 
-// What a call does if what it needs has not arrived: it returns ISO_PENDING, waits and serves
-// nothing else, or waits and serves the pushes of other ranks meanwhile.
+// What a call does if its message has not arrived: it returns ISO_PENDING, or waits without serving
+// other ranks, or serves their pushes while it waits.
 typedef enum iso__server_wait {
     ISO__SERVER_TEST,
     ISO__SERVER_WAIT,
@@ -67,10 +67,10 @@ iso_status iso__server_create(iso_comm *comm, int servers, iso__flat size,
 void iso__server_destroy(iso__server **server);
 
 bool iso__server_serves(const iso__server *server, int rank); // it has a shard
-// Local, of the shard that `rank` serves. The copy, which only that rank has; the values of the
-// next push, which may be written while no push to it is under way; the answer, valid from a pull
-// until the next push. The elements of a rank without a shard are none, and the rest is for those
-// with one.
+// Local. The shard that `rank` serves: its elements, none if the rank has no shard; the copy, which
+// exists only on that rank; the values of the next push, which may be written while no push to that
+// rank is under way; the answer, valid from a pull until the next push. All but the first require
+// that the rank has a shard.
 iso__server_part iso__server_shard(const iso__server *server, int rank);
 void *iso__server_copy(const iso__server *server, bool f64);
 void *iso__server_changes(const iso__server *server, int rank, bool f64);
@@ -91,8 +91,9 @@ iso_status iso__server_serve_all(iso__server *server);
 // the error, if there was one.
 bool iso__server_serve_aside(iso__server *server);
 
-// Where ranks meet: all of them call these in this order, with no push under way in the second one.
-// gather waits until all ranks are there. failed: of this rank; then, of any.
+// For the points where ranks meet: all ranks call these two in this order. No push may be under way
+// in the second call. gather waits until all ranks are there. *failed: whether this rank has
+// failed, and then whether any rank has.
 iso_status iso__server_gather(iso__server *server, bool *failed);
 // Pushes the changes of all shards, and waits for all answers. failed: the copies stay as they are.
 iso_status iso__server_finish(iso__server *server, bool failed);

@@ -13,10 +13,10 @@ typedef struct iso__store {
     char *arena;        // memory of the host, through which buckets travel; zero at creation
     char *gradients;    // backward writes them here: the arena, or memory of the device
     iso_device *device; // has its own memory; or NULL
-    bool shareable; // true: the arena is from iso__shareable_alloc; false: from iso__pinned_alloc
-    bool pages;     // the arena is from iso__pages_alloc
-    iso_comm *node; // given to iso__store_share; NULL: not shared
-    bool pinned;    // the pages of a shareable arena are pinned
+    bool shareable;     // the arena is from iso__shareable_alloc
+    bool pages;         // the arena is from iso__pages_alloc
+    iso_comm *node;     // given to iso__store_share; NULL: not shared
+    bool pinned;        // the pages of a shareable arena are pinned
 } iso__store;
 
 // Local. Gradients are in the memory of `device`, or in the arena if it is NULL or has host memory.
@@ -24,7 +24,7 @@ iso_status iso__store_create(size_t bytes, iso_device *device, iso__store *out);
 // Local. Allocates the arena as private memory. shareable: the ranks of a node can share it later.
 // Call it once, before anything is written.
 iso_status iso__store_make_arena(iso__store *s, bool shareable);
-// The same, of private memory of the host of which parts can be given back (iso__store_drop).
+// The same, but in private memory of the host, parts of which can be given back (iso__store_drop).
 iso_status iso__store_make_pages(iso__store *s);
 // Collective over node, while nothing is under way. Makes a shareable arena memory that the ranks
 // share, if possible (see iso__comm_share). Its address and contents stay. A second call does

@@ -96,7 +96,7 @@ static inline void iso__times_tell(iso__exchange_times *kept, iso__exchange_time
     kept->known = false;
 }
 
-// What a thread that waits does meanwhile (iso__idle) is called without a lock, and may call
+// A waiting thread calls its idle function (iso__idle) without a lock. That function may call
 // is_back(), and arrive() for other buckets that are back.
 typedef struct iso__transport iso__transport;
 

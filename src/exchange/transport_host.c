@@ -180,7 +180,7 @@ static iso_status open_channel(host *self, int c, iso__channel_item *item) {
     size_t window = c == LONG ? WINDOW_BYTES : SIZE_MAX;
     size_t chunk = c == LONG ? CHUNK_BYTES : SIZE_MAX;
     const iso__channel_nodes *nodes = self->with.nodes;
-    bool slices = nodes && c == LONG; // of f32 a rank sends a slice
+    bool slices = nodes && c == LONG; // a rank then sends only its slice of f32 data
     for (int k = 0; k < count; k++) slices = slices && item[k].dtype == ISO_F32;
     if (count == 0) return ISO_OK;
     if (slices) {

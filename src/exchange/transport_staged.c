@@ -52,7 +52,7 @@ iso__device_event *iso__staged_event(const iso__transport *t, int i) {
     return const_staged_of(t)->cargo[i].event;
 }
 
-// Behind the latest record of the bucket's event.
+// Copies bytes out after the latest record of the bucket's event.
 static iso_status copy_out(const staged *self, int i, size_t offset, size_t bytes) {
     const iso__store *store = self->with.store;
     const cargo *c = &self->cargo[i];
@@ -139,7 +139,7 @@ static iso_status give_up(const staged *self, double seconds) {
                     iso_device_name(self->with.store->device));
 }
 
-// Until all gradients are with the inner transport; all: and all values.
+// Waits until the inner transport has all gradients. all: also waits until it has all values.
 static iso_status flush_copies(staged *self, bool all) {
     int64_t last = iso_now();
     while (self->leaving > 0 || (all && self->publishing > 0)) {
@@ -186,7 +186,7 @@ static iso__shard whole_of(const staged *self, int i) {
     return (iso__shard){b->offset, b->bytes};
 }
 
-// What is fetched of a bucket's result.
+// The part of a bucket's result that is copied back to the device.
 static iso__shard result_of(const staged *self, int i) {
     const iso__transport *t = &self->base;
     if (t->shards == 0) return whole_of(self, i);
@@ -205,7 +205,7 @@ static bool do_meanwhile(void *user) {
     bool any = false;
     if (m->status == ISO_OK && is_copying(m->self)) m->status = send_arrived(m->self, &any);
     if (m->status == ISO_OK && m->idle && m->idle->call(m->idle->user)) any = true;
-    return any || (m->status == ISO_OK && is_copying(m->self)); // only then it is called again soon
+    return any || (m->status == ISO_OK && is_copying(m->self)); // true: it is called again soon
 }
 
 static iso_status arrive_inside(staged *self, int i, const iso__idle *idle, double *left,

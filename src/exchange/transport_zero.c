@@ -5,14 +5,13 @@
 // communication hook the latter always does.
 //
 // Why no rank waits for ever: scatters and gathers each have a channel. All ranks post all scatters
-// before they wait for one, so scatters complete (channel.h). The plan of the gathers is from the
-// last bucket down, and a rank publishes a bucket and all later ones before it waits for its
-// values. So gathers complete, too. Sums over more ranks
-// than those that divide updates do not wait for gathers. With a hook in phases, a rank that waits
-// for the values of a bucket has awaited the last phases of this bucket and of all later ones.
-// Thereby it has made ready all that leaves before these phases (transport_phases.c). While it
-// waits, it begins later phases of other buckets. So a rank that first awaits all buckets gets
-// there, too.
+// before they wait for one, so scatters complete (channel.h). Gathers are planned from the last
+// bucket down, and a rank publishes a bucket and all later ones before it waits for the bucket's
+// values. So gathers complete, too. Sums over more ranks than those that divide updates do not wait
+// for gathers. With a hook in phases, a rank that waits for the values of a bucket has awaited the
+// last phases of this bucket and of all later ones. So it has made ready everything that leaves
+// before these phases (transport_phases.c). While it waits, it begins later phases of other
+// buckets. So a rank that first awaits all buckets does not wait for ever either.
 #include "exchange/transports.h"
 
 #include "comm/traffic.h"
@@ -24,8 +23,8 @@
 // and the answers wait behind the data of the other direction.
 #define CHUNK_BYTES  ((size_t)60 * 1024)
 #define WINDOW_BYTES (8 * CHUNK_BYTES)
-// A scatter receives a block from each rank. With more than four ranks fewer bytes of each are under
-// way, so that the memory for all of them hardly grows with the ranks.
+// A scatter receives a block from each rank. With more than four ranks fewer bytes of each are
+// under way, so that the memory for all of them hardly grows with the ranks.
 #define SCATTER_BYTES (32 * CHUNK_BYTES) // of all blocks
 #define LEAST_CHUNK   ((size_t)8 * 1024)
 
@@ -148,7 +147,7 @@ static iso_status arrive_bucket(iso__transport *t, int i, const iso__idle *idle,
     return ISO_OK;
 }
 
-// ---- What was made of them --------------------------------------------------------------------------
+// ---- Values -------------------------------------------------------------------------------------
 
 static iso_status publish_bucket(iso__transport *t, int i) {
     return begin_leg(zero_of(t), GATHER, i);

@@ -54,9 +54,9 @@ iso_status iso__transport_none(const iso__transport_setup *setup, iso__transport
 iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm,
                                iso__transport **out);
 
-// With ZeRO, the ranks that divide updates, and those whose gradients are averaged: the same, or
-// those of one of several nodes with equally many ranks, and all ranks of these. All of them are
-// located.
+// With ZeRO, `owners` divide updates, and the gradients of `all` are averaged. Either both are the
+// same ranks, or owners are the ranks of one node, and all those of several nodes with equally many
+// ranks. Both communicators are located.
 typedef struct iso__zero_ranks {
     iso_comm *owners, *all;
 } iso__zero_ranks;

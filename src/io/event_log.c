@@ -117,7 +117,7 @@ uint32_t iso__crc32c(const void *data, size_t size) {
     return ~crc;
 }
 
-// As records have it, so that the checksum of a text with checksums means something.
+// The masked checksum of TFRecord: a CRC of data that contain CRCs would be weak.
 static void store_masked(uint8_t to[4], const void *data, size_t size) {
     uint32_t crc = iso__crc32c(data, size);
     store_little(to, (crc >> 15 | crc << 17) + UINT32_C(0xA282EAD8), 4);

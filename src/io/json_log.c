@@ -42,7 +42,7 @@ static iso_status whole_lines(int file, off_t size, const char *path, off_t *out
     return ISO_OK;
 }
 
-// Half a line at the end is what a program left that was stopped. Anything else is not ours to cut.
+// Removes half a line at the end, which a stopped program left. Refuses to cut anything else.
 static iso_status drop_half_line(int file, const char *path) {
     static const char begin[] = "{\"event\":";
     char found[sizeof(begin) - 1];

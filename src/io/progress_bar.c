@@ -26,8 +26,8 @@ struct iso_progress_bar {
     int tenths;           // plain lines written so far reach this many tenths of the total
 };
 
-// Open MPI gives every local rank a pseudo-terminal of no width, even where mpirun itself writes to
-// a file. What mpirun, the parent, writes to decides then; a rank whose parent cannot be asked gets
+// Open MPI gives every local rank a pseudo-terminal without a width, even if mpirun writes to a
+// file. Then the output of mpirun, the parent, decides. If it cannot be examined, the rank gets
 // plain lines.
 static bool is_terminal(FILE *to) {
     struct winsize size;
@@ -56,7 +56,7 @@ iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, c
     self->total = total;
     self->loss = NAN;
     self->start = iso_now();
-    self->drawn = self->start; // the first drawing waits too, for a rate that means something
+    self->drawn = self->start; // delays the first drawing until the rate is meaningful
     *out = self;
     return ISO_OK;
 fail:

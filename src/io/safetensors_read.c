@@ -150,7 +150,7 @@ static void mark_given(const iso__safetensors *self, const iso__array *arrays, i
 
 #define NAMES_SHOWN 3
 
-// Adds name number `n` of those that are missing to the list in `text`: the first few by name.
+// Adds the n-th missing or unexpected name to the list in `text`, which shows only the first few.
 static void list_name(char *text, size_t room, int n, const char *name) {
     size_t used = strlen(text);
     if (n < NAMES_SHOWN) snprintf(text + used, room - used, "%s%.48s", n ? ", " : " ", name);

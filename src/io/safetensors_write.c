@@ -80,7 +80,7 @@ static void append_array(text *to, const iso__array *array, size_t begin) {
     append_format(to, "],\"data_offsets\":[%zu,%zu]}", begin, begin + iso__array_bytes(array));
 }
 
-// Where the seal stands behind the length of the header.
+// Writes the seal into the header, which begins behind its length.
 static void put_seal(char *header, size_t length) {
     char digits[ISO__SEAL_DIGITS + 1];
     iso__seal_text(iso__seal_of(header, length), digits);
@@ -131,7 +131,7 @@ static iso_status write_array(int file, const char *path, const iso__array *arra
     void *data;
     ISO_TRY(iso__array_open(array, ISO_READ, &data));
     iso_status status = write_all(file, path, data, iso__array_bytes(array));
-    if (status < 0) { // its message, not that of closing, is the one to keep
+    if (status < 0) { // keep its message, not that of closing
         iso__array_close(array);
         return status;
     }
@@ -139,7 +139,7 @@ static iso_status write_array(int file, const char *path, const iso__array *arra
     return ISO_OK;
 }
 
-// Makes the rename last: the folder is a file too. File systems that cannot sync folders say
+// Makes the rename durable by syncing the folder. File systems that cannot sync folders return
 // EINVAL.
 static iso_status sync_folder(const char *path) {
     char *folder;
@@ -179,7 +179,7 @@ fail:
     return status;
 }
 
-// Where a chain of links leads, which need not be there yet; the caller's.
+// Follows a chain of links. The target need not exist. The caller frees *out.
 static iso_status follow_links(const char *path, char **out) {
     enum { MOST = 40 }; // as the system follows
     char target[PATH_MAX];

@@ -16,9 +16,9 @@ typedef struct attention {
 
 // ---- Projections ----------------------------------------------------------------------------------
 
-// The inputs share the rows of the projection: one has all of them, of two the second has those of
-// keys and values, and of three each has its own. A call keeps what they give in aux[0], and the
-// weights of attention in aux[1][0].
+// The inputs divide the rows of the projection. One input has all rows. Of two, the first has those
+// of queries, the second those of keys and values. Three have a third each. A call keeps the
+// projections in aux[0] and the attention weights in aux[1][0].
 static int64_t rows_for(const attention *l, int count, int i) {
     return count == 1 ? 3 * l->embed : count == 2 ? (1 + i) * l->embed : l->embed;
 }
@@ -64,7 +64,7 @@ static iso_status project_input(iso_module *self, const iso_tensors *in, int i, 
                                               ISO_ACT_NONE, &y);
 }
 
-// Of input i, from the gradients of what it was projected to.
+// Backward of input i, from the gradients of its projection.
 static iso_status backward_projection(iso_module *self, iso_call_many *many, int i,
                                       iso_tensor **grad_in) {
     const attention *l = iso_container_of(self, attention, base);

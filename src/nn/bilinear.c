@@ -11,7 +11,7 @@ typedef struct bilinear {
     iso__rounded rounded;         // of the latest forwards in 16 bits
 } bilinear;
 
-// A parameter's tensor weight[out, in1, in2] as that of the linear layer.
+// Views weight[out, in1, in2] as the weight of the linear layer.
 static iso_tensor flat_weight(const bilinear *l, const iso_tensor *weight) {
     return iso__matrix_of(weight, l->out);
 }

@@ -19,9 +19,8 @@ static iso_status forward_branches(iso_module *self, iso_call *call, const iso_t
     return ISO_OK;
 }
 
-// The last child comes first: its parameters were registered last, and gradients leave in the
-// reverse of that order. A module may be in several branches, so its calls are either all undone or
-// all left.
+// The last child comes first: its parameters were registered last, and gradients leave in reverse
+// order. A module may be in several branches, so either all its calls are undone or none.
 static iso_status backward_branches(iso_module *self, iso_call *call, const iso_tensors *grad_out,
                                     unsigned wanted, iso_tensors *grad_in) {
     (void)call;

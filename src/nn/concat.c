@@ -4,7 +4,7 @@
 
 typedef struct concat {
     iso_module base;
-    int dim; // negative: counts from behind
+    int dim; // negative: counts from the end
     int parts;
     int64_t size[ISO_MODULE_TENSORS]; // Split: [parts], along dim
 } concat;

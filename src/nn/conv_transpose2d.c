@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The transposed two-dimensional convolution: what a convolution does to gradients of its output,
-// and the reverse.
+// The transposed two-dimensional convolution. Its forward is a convolution's backward to the input,
+// and its backward is that convolution's forward.
 #include "nn/nn_impl.h"
 
 typedef struct conv_transpose2d {

@@ -61,7 +61,7 @@ static void copy_tuple(const iso_tensors *from, iso_tensors *to) {
     to->count = from->count;
 }
 
-// Leaves the other items as they are: it is on the path of every layer.
+// Does not clear the other items, because every layer calls this.
 static void set_single(iso_tensors *tuple, iso_tensor *item) {
     tuple->count = 1;
     tuple->item[0] = item;
@@ -138,7 +138,7 @@ iso_status iso_module_call_many(iso_module *child, iso_activation activation, co
                                 iso_tensors *out) {
     iso__alive_step("a forward");
     iso_status status = call_module(child, activation, in, out);
-    child->source = NULL; // it may not live as long
+    child->source = NULL; // the source may be destroyed earlier
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -217,7 +217,7 @@ static iso_status check_distinct(const iso_module *module, const iso_tensors *gr
     return ISO_OK;
 }
 
-// Of a module with several outputs, some may have no gradient.
+// Some outputs of a module may have no gradient; it is then zero.
 static iso_status accept_gradients(iso_module *module, iso_call *call, iso_tensors *grad_out) {
     iso_call_many *many = call->many;
     bool any = false;
@@ -238,9 +238,9 @@ static iso_status accept_gradients(iso_module *module, iso_call *call, iso_tenso
     return ISO_OK;
 }
 
-// The gradients of the module's own parameters are written. They leave for the exchange at the last
-// use of the module in this backward, before the gradient of its input is computed, which is what
-// hides the exchange.
+// Call it when the gradients of the module's own parameters are written. At the module's last use
+// in this backward their exchange starts, before the gradient of the input is computed, so that
+// this computation hides the exchange.
 static iso_status gradients_written(iso_module *module) {
     bool any = false;
     for (int i = 0; i < module->parameter_count; i++) {
@@ -317,7 +317,7 @@ iso_status iso_module_call_backward_many(iso_module *child, const iso_tensors *g
               iso__module_label(child, label),
               child->backward_failed ? ": the last backward failed, so call forward again" : "");
     iso_call *call = child->call[--child->call_depth];
-    child->backward_failed = true; // until it is over
+    child->backward_failed = true; // reset on success
     ISO_TRY(run_backward(child, call, grad_out, wanted, grad_in));
     child->backward_failed = false;
     return ISO_OK;

@@ -169,8 +169,8 @@ static iso_status check_distinct(const iso_module *module, const iso_tensors *gr
     return ISO_OK;
 }
 
-// The bits of inputs that exist. ISO_WANT_ALL leaves out indices; a bit for them is for the child
-// of a container to refuse.
+// Keeps the bits of inputs that exist. ISO_WANT_ALL does not include indices. A container leaves it
+// to its children to refuse a bit for indices.
 iso_status iso__select_inputs(const iso_module *module, const iso_call *call, unsigned *wanted) {
     char label[ISO_LABEL_ROOM];
     unsigned exist = 0, indices = 0;

@@ -20,10 +20,10 @@ iso_status iso__check_inputs(const iso_module *module, const iso_tensors *in);
 // One output of a call. Without this the next layer would be blamed for it.
 iso_status iso__check_output(const iso_module *module, const iso_call *call,
                              const iso_tensor *result);
-// That there are as many gradients as the call had outputs.
+// Checks that there is one gradient for each output of the call.
 iso_status iso__check_gradient_count(const iso_module *module, const iso_call *call, int count);
-// Leaves the bits of inputs that exist and, of ISO_WANT_ALL, of those that are no indices. Refuses
-// a bit for indices, but leaves that to the children of a container.
+// Keeps the bits of inputs that exist; of ISO_WANT_ALL, without those of indices. Refuses a bit for
+// indices, but a container leaves that to its children.
 iso_status iso__select_inputs(const iso_module *module, const iso_call *call, unsigned *wanted);
 // The gradients of inputs that are wanted; drops the others.
 iso_status iso__check_gradients(const iso_module *module, const iso_call *call, unsigned wanted,

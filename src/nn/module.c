@@ -214,7 +214,7 @@ static bool contains_module(const iso_module *module, const iso_module *sought) 
     return false;
 }
 
-// Of the next child. If it is not added after all, its number is not below child_count.
+// Indexes the next child. If adding it fails later, the entry is ignored (number >= child_count).
 static iso_status index_child(iso_module *module, const char *name) {
     if (!module->child_index)
         ISO_TRY(iso__alloc_zero(sizeof(*module->child_index), (void **)&module->child_index));

@@ -112,7 +112,7 @@ static void destroy_twins(twins *t) {
     iso_buffer_list_destroy(&t->buffers);
 }
 
-// NULL: it is there already. The tensor that it replaces goes with the twins.
+// *twin NULL: the tensor is on the device already. destroy_twins frees the tensor that is replaced.
 static void exchange_twin(iso_tensor **slot, iso_tensor **twin) {
     iso_tensor *before = *slot;
     if (!*twin) return;

@@ -88,7 +88,8 @@ void iso__parameter_release(iso_parameter *parameter);
 // ISO_ERR_STATE if a parameter below root is tied to one of a module that is not. what: "wrapped".
 iso_status iso__module_check_tied(iso_module *root, const char *what);
 
-// Whether a parameter of the module itself / of it or anything below it requires a gradient.
+// Whether a parameter requires a gradient. trains_own: of the module itself; trains: also of
+// modules below it.
 bool iso__module_trains_own(const iso_module *module);
 bool iso__module_trains(const iso_module *module);
 

@@ -38,7 +38,7 @@ static iso_status make_grad_in(iso_module *self, iso_call *call, iso_tensor **gr
 
 // ---- Maxima -------------------------------------------------------------------------------------
 
-// The device's notes on where each maximum was, as a tensor of so many bytes.
+// Gives the call a tensor for the device's notes on where each maximum was.
 static iso_status make_workspace(iso_module *self, iso_call *call, void **out) {
     size_t bytes = iso__kernels(call->in)->max_pool2d_workspace(self->device, call->in, call->out);
     int64_t words = (int64_t)(bytes / sizeof(float)) + 1;
@@ -47,7 +47,7 @@ static iso_status make_workspace(iso_module *self, iso_call *call, void **out) {
     return ISO_OK;
 }
 
-// The device does a relu on the way, and the backward of both at once.
+// Whether the device can fuse a relu into the pooling, in forward and backward.
 static bool can_fuse(iso_module *self, const iso_call *call) {
     const iso_pool2d_config *c = &pool2d_of(self)->config;
     return call->activation == ISO_ACT_RELU && iso__kernels(call->in)->max_pool2d_relu_forward &&

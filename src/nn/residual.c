@@ -61,8 +61,8 @@ static bool copied_anyway(const iso_module *child, const iso_tensor *grad) {
     return child->call[child->call_depth - 1]->result->layout != grad->layout;
 }
 
-// Children consume their gradient, so this makes a second one if both need it. With a relu, both go
-// through its derivative.
+// Children may overwrite their gradient, so this makes a second one if both need one. With a relu,
+// both are first multiplied by its derivative.
 static iso_status split_gradient(iso_module *self, iso_call *call, iso_tensor *grad_out, bool both,
                                  iso_tensor **second) {
     residual *r = iso_container_of(self, residual, base);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Parameters in the type of activations: layers keep copies in 16 bits of those that are f32.
 //
-// A layer rounds its own at each call. That is a launch for each layer, so an Autocast rounds those
-// of all layers below at once, before its forward begins, together with its input. A layer takes
-// copies that are ready once; those that it did not take are dropped when that forward ends. In
-// between nothing may change a parameter that was rounded. Layers with an outstanding update are
-// therefore left out; and if any module or hook might change parameters, all layers are.
+// A layer rounds its own parameters at each call, which is a launch for each layer. So an Autocast
+// rounds its input and the parameters of all layers below it in one call, before its forward
+// begins. A layer uses a copy that is ready once. Copies that no layer has used are dropped when
+// that forward ends. No rounded parameter may change in between. So layers with an outstanding
+// update are left out, and if any module or hook might change parameters, all layers are.
 #include "nn/nn_impl.h"
 
 iso_status iso__roundings_flush(iso__roundings *r) {

@@ -113,7 +113,7 @@ static iso_status norm_here(iso_device *device, const iso__gradients *g, double 
 
 // ---- Clipping -------------------------------------------------------------------------------------
 
-// No kernels scale 16 bits on a CPU.
+// The CPU has no kernels that scale 16-bit tensors.
 static void scale_half(iso_tensor *t, float factor) {
     uint16_t *x = t->data;
     for (int64_t i = 0; i < t->count; i++)
@@ -245,7 +245,7 @@ iso_status iso_grads_scale(iso_module *module, double factor) {
 
 // ---- Between ranks --------------------------------------------------------------------------------
 
-// mine: the status of the norm, the largest magnitude.
+// norm: the largest magnitude of a gradient. mine: the status of its computation.
 static iso_status agree_finite(iso_comm *comm, iso_status mine, const double *norm, bool *finite) {
     ISO_TRY(iso_comm_agree(comm, mine));
     int64_t bad = !isfinite(*norm);

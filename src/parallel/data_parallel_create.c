@@ -258,7 +258,7 @@ static iso_status make_links(iso__data_parallel *self, const iso_module *module)
     return ISO_OK;
 }
 
-// What has an entry for each parameter.
+// Allocates the lists that have an entry for each parameter.
 static iso_status make_lists(iso__data_parallel *self) {
     size_t count = (size_t)self->list.count;
     ISO_TRY(iso__alloc_zero(count * sizeof(*self->param), (void **)&self->param));
@@ -304,8 +304,9 @@ static iso_status place_gradients(iso__data_parallel *self) {
     return ISO_OK;
 }
 
-// Ranks may have created different numbers of them on other communicators. Whether they match names
-// decides how their lists are compared.
+// Numbers this DataParallel, one above the largest number on any rank: ranks may have created
+// different numbers of them on other communicators. Also compares by_name, because it decides how
+// the lists of the ranks are compared.
 static iso_status take_number(iso__data_parallel *self, bool by_name) {
     static int64_t last;
     int64_t all[3] = {__atomic_load_n(&last, __ATOMIC_RELAXED) + 1, by_name, !by_name};

@@ -36,7 +36,7 @@ typedef struct iso__cut {
 // The user's hooks of one kind.
 typedef struct iso__user_hook {
     int handle;
-    iso_pre_sync_hook pre_sync; // this one or the next
+    iso_pre_sync_hook pre_sync; // either this or before_forward is set
     iso_before_forward before_forward;
     void *user;
 } iso__user_hook;
@@ -52,7 +52,7 @@ typedef struct iso__value_uses {
     bool learnt;  // a forward has shown which layers repeat
     int *left;    // [buckets]: layers that have yet to use it
     bool *held;   // [buckets]: it stays until the pass ends
-    int *lists;   // of the buckets of all layers
+    int *lists;   // memory for the lists of buckets of all layers
 } iso__value_uses;
 
 // Of forwards or backwards.
@@ -72,7 +72,7 @@ typedef struct iso__data_parallel {
     iso_comm *comm;
     int64_t number; // the same on all ranks, and larger than that of any created before
     iso_reducer *reducer;
-    iso_reducer_config settings; // of the reducer; for another one with other buckets
+    iso_reducer_config settings; // of the reducer; kept to create another one with other buckets
     size_t *bucket_list;         // the settings'
     iso_reducer_param *param;    // [trainable_count], that the reducer was given
     char (*text)[64];            // their shapes
@@ -87,7 +87,7 @@ typedef struct iso__data_parallel {
     bool *old;              // [trainable_count]: holds an average to which nothing was added
     bool *used;             // [trainable_count]: by this rank, for config.reduce
     bool *reported;         // [trainable_count]: other_ready has reported it in this backward
-    bool *asked; // [trainable_count]: was marked valid, which is wrong if no rank used it
+    bool *asked;            // [trainable_count]: marked valid; must be undone if no rank used it
     bool any_asked;
     iso__cut *cut; // [trainable_count]
     iso__value_uses uses;
@@ -134,13 +134,13 @@ iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k);
 // parameters and buffers places, which later lists follow.
 iso_status iso__data_parallel_take_order(iso__data_parallel *self);
 void iso__data_parallel_drop_order(iso__data_parallel *self); // takes the places away
-// A weight that was carried, with gradients that zero_grad has discarded since, goes with them.
+// Discards a carried weight if zero_grad has discarded the gradients that it belongs to.
 void iso__data_parallel_drop_weight(iso__data_parallel *self);
 // ---- A reducer, and the gradients in it ----
 // Collective. From self->settings and self->param; key: as iso__reducer_create_sorted.
 iso_status iso__data_parallel_make_reducer(iso__data_parallel *self, const int *key,
                                            iso_reducer **out);
-// ISO_ERR_ARG unless it is a size of buckets.
+// ISO_ERR_ARG unless mb is a valid size of buckets.
 iso_status iso__data_parallel_check_mb(const char *field, double mb);
 // How parameters and layers see their gradients in the memory of a reducer.
 typedef struct iso__views {
@@ -178,13 +178,13 @@ iso_status iso__data_parallel_before_layer_backward(iso_module *module, iso_tens
                                                     void *user);
 iso_status iso__data_parallel_after_layer_backward(iso_module *module, iso_tensor *grad_in,
                                                    void *user);
-// A forward or backward of all layers. The second call is made when the layers have run, with their
-// status, and sends what other ranks may need; the third waits, and ends the pass. Both return the
-// status, or an error of their own.
+// A pass is a forward or backward of all layers. The first call begins it. Make the second call
+// when the layers have run, with their status: it sends what other ranks may need. The third call
+// waits, and ends the pass. Both return the given status, or an error of their own.
 iso_status iso__data_parallel_begin_uses(iso__data_parallel *self, iso__pass pass);
 iso_status iso__data_parallel_end_uses(iso__data_parallel *self, iso_status status);
 iso_status iso__data_parallel_end_pass(iso__data_parallel *self, iso_status status);
-// A pass of the other ranks in which this rank uses nothing.
+// Takes part in a pass of the other ranks without using any values.
 iso_status iso__data_parallel_shadow_pass(iso__data_parallel *self, iso__pass pass);
 
 // ---- For join: local, except before_forward and shadow ----

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A DataParallel gets other buckets: another reducer takes the place of its own.
+// Gives a DataParallel other buckets by replacing its reducer.
 #include "parallel/data_parallel_impl.h"
 
 #include "comm/comm_calls.h"
@@ -30,7 +30,7 @@ static iso_status share_order(iso__data_parallel *self, int **key) {
 
 static void choose_sizes(iso__data_parallel *self, const iso_bucket_sizes *sizes) {
     iso_reducer_config *c = &self->settings;
-    c->hook = iso__reducer_hook(self->reducer); // the program's may be gone
+    c->hook = iso__reducer_hook(self->reducer); // the program may have freed its own
     c->keep_values = true;
     if (!sizes) return;
     c->bucket_bytes = (size_t)(sizes->bucket_mb * 1048576.0);
@@ -62,7 +62,7 @@ static iso_status take_place(iso__data_parallel *self, const int *key) {
         status = iso_comm_agree(self->comm, iso__data_parallel_make_views(self, made, &views));
     if (status == ISO_OK) move_in(self, &made, &views);
     iso__data_parallel_drop_views(self, &views);
-    iso_reducer_destroy(&made); // the one before, or what could not take its place
+    iso_reducer_destroy(&made); // the old reducer, or the new one after a failure
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -78,7 +78,7 @@ iso_status iso_data_parallel_rebuild(iso_module *module, const iso_bucket_sizes 
     choose_sizes(self, sizes);
     if (status == ISO_OK) status = take_place(self, key);
     if (status < 0) self->settings = before;
-    self->settings.hook = iso__reducer_hook(self->reducer); // of the one that is there now
+    self->settings.hook = iso__reducer_hook(self->reducer); // of the reducer in use now
     iso__free(key);
     ISO_TRY(status);
     return ISO_OK;

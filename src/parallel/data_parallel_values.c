@@ -112,7 +112,7 @@ void iso__data_parallel_take_back_values(iso__data_parallel *self) {
     for (int i = 0; i < self->trainable_count; i++) {
         self->trainable[i]->gather = NULL;
         iso_status taken = needed ? take_back_value(self->trainable[i]) : ISO_OK;
-        if (taken < 0) iso__reducer_leave_values(self->reducer); // the parameter stays there
+        if (taken < 0) iso__reducer_leave_values(self->reducer); // its value must stay there
         if (status == ISO_OK) status = taken;
     }
     if (status < 0) iso__log_new_error(&before, "while values return to their parameters");
@@ -120,7 +120,8 @@ void iso__data_parallel_take_back_values(iso__data_parallel *self) {
 
 // ---- A layer ----------------------------------------------------------------------------------------
 
-// Before ranks meet in a layer, they send what any of them may need before it.
+// Waits for the layer's values. If all ranks meet in the layer, also sends the values that another
+// rank may need to get there.
 iso_status iso__data_parallel_gather_layer(const iso__layer_link *link) {
     const iso__data_parallel *self = link->owner;
     if (!self->uses.divided) return ISO_OK;
@@ -172,8 +173,8 @@ iso_status iso__data_parallel_after_layer_backward(iso_module *module, iso_tenso
 
 // ---- A pass -----------------------------------------------------------------------------------------
 
-// A layer that was used several times in a forward needs its values until the end; as a layer may
-// not know that before its second use, the first forward drops nothing.
+// A layer that a forward uses several times needs its values until the end of the pass. This is
+// known only after its second use, so the first forward drops nothing.
 static void count_uses(iso__data_parallel *self, iso__pass pass) {
     iso__value_uses *uses = &self->uses;
     bool whole = iso__reducer_has_whole_values(self->reducer);
@@ -197,8 +198,8 @@ iso_status iso__data_parallel_begin_uses(iso__data_parallel *self, iso__pass pas
     if (!self->uses.divided) return ISO_OK;
     ISO_TRY(iso__reducer_begin_pass(self->reducer, pass));
     count_uses(self, pass);
-    // Where ranks use different layers, one that waits for a sum may wait for the end of another's
-    // backward, which may wait for the values of any bucket.
+    // If ranks use different layers, a rank that waits for a sum may wait for the end of another
+    // rank's backward, and that backward may wait for the values of any bucket.
     bool waits = pass == ISO__BACKWARD && self->sync == ISO_SYNC_BLOCKING;
     bool all = waits && iso__reducer_negotiates(self->reducer);
     return all ? iso__reducer_end_uses(self->reducer) : ISO_OK;

@@ -11,7 +11,7 @@ iso_status iso_dataset_set_shard(iso_dataset *dataset, iso_comm *comm, const cha
     const iso_dataset_info *info = &dataset->info;
     snprintf(text, sizeof(text), "the shape of the samples of %.240s", what);
     ISO_TRY(iso_comm_check_same(comm, iso__dataset_kind(dataset), text));
-    // The smallest number is the largest of the negative ones.
+    // The minimum is the negated maximum of the negated numbers.
     int64_t largest[3] = {info->count, -info->count, info->classes};
     ISO_TRY(iso_comm_allreduce_i64(comm, largest, 3, ISO_MAX));
     iso__shards shards = {.rank = iso_comm_rank(comm),

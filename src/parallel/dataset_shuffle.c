@@ -6,7 +6,7 @@
 #include <isotherm/shuffle.h>
 #include <string.h>
 
-// Other random numbers than those of the order of an epoch, of the same seed.
+// With these, the random numbers differ from those for the order of an epoch with the same seed.
 #define OF_RANK  UINT64_C(0xd1b54a32d192ed03)
 #define OF_PEERS UINT64_C(0x8cb92ba72f3d8dd7)
 
@@ -14,7 +14,7 @@ enum { BLOCK_UNIT = 64 };
 
 struct iso_shuffle {
     iso_dataset *dataset;
-    iso_comm *comm; // its own, so that its messages need no place among those of a training
+    iso_comm *comm; // its own, so that its messages and those of training need no common order
     uint64_t seed;
     int64_t rounds;       // finished
     int peers;            // ranks that each rank sends to
@@ -61,7 +61,7 @@ static int find_peer(const iso_shuffle *self, int p, int sign) {
 
 // ---- Copies ---------------------------------------------------------------------------------------
 
-// Between a block and the samples for, or from, peer p.
+// Copies between a block and the samples for, or from, peer p.
 static void copy_block(const iso_shuffle *self, int p, char *block, bool out) {
     const iso_dataset *set = self->dataset;
     for (int64_t i = 0; i < self->each; i++)

@@ -49,7 +49,8 @@ static iso_status forward_batch(iso_module *model, const iso_batch *batch, iso_t
     return ISO_OK;
 }
 
-// A loss takes a label for each row of the output; how many there are, `make` and collate say.
+// A loss needs a label for each row of the output. `make` and the collate function determine how
+// many labels there are.
 static iso_status check_labels(const iso_tensor *output, const iso_batch *batch) {
     int64_t classes = output->ndim > 0 ? output->shape[output->ndim - 1] : 0;
     int64_t rows = classes > 0 ? output->count / classes : 0;

@@ -21,7 +21,7 @@ static iso_status hash_all(const iso_parameter_list *list, uint64_t *out) {
     return ISO_OK;
 }
 
-// max of x and of ~x = -(min of x) - 1
+// The maximum of ~x is -(minimum of x) - 1, so the two maxima show whether all x are equal.
 static iso_status compare_hashes(iso_comm *comm, uint64_t mine, bool *equal) {
     int64_t extremes[2] = {(int64_t)mine, (int64_t)~mine};
     ISO_TRY(iso_comm_allreduce_i64(comm, extremes, 2, ISO_MAX));
@@ -29,8 +29,8 @@ static iso_status compare_hashes(iso_comm *comm, uint64_t mine, bool *equal) {
     return ISO_OK;
 }
 
-// Other ranks may wait for what this rank contributes to updates. So it completes them before it
-// meets them, and before it may fail alone.
+// Completes all updates, because other ranks may wait for this rank's contribution to them. Called
+// before this rank meets the other ranks, and before it may fail alone.
 static iso_status complete_updates(iso_module *module, const char *path, void *user) {
     iso_tensor *value;
     (void)path, (void)user;

@@ -17,8 +17,8 @@ struct iso_join {
     int64_t *said;  // [ranks], see encode_samples
     int64_t *count; // [modules], of forwards in all models, one model after the other
     int count_room;
-    // Since the last exchange: batches; those for which this rank had data; samples of this rank,
-    // and of all ranks; the number of ranks that had a batch.
+    // Since the last exchange. steps: batches. mine: batches for which this rank had data. samples,
+    // all_samples: of this rank, and of all ranks. contributors: ranks that had a batch.
     int64_t steps, mine, samples, all_samples;
     int contributors;
     int64_t shadows;
@@ -30,7 +30,7 @@ static iso__data_parallel *model_of(const iso_join *join, int k) {
     return iso__data_parallel_of(join->model[k]);
 }
 
-// Adds to an error of model k which model that is, if there are several.
+// Adds the number of the model to its error, if there are several models.
 static iso_status name_model(iso_status status, int k, int models) {
     if (status >= 0 || models == 1) return status;
     iso_error said = *iso_last_error();
@@ -91,7 +91,7 @@ static iso_status check_model(const iso_module *module, const iso_join_config *c
     return config->mode == ISO_JOIN_SHADOW ? check_shadow(self, config) : ISO_OK;
 }
 
-// What the models before model k, which are in order, mean for it.
+// Checks model k against the models before it, which have passed all checks.
 static iso_status check_beside(iso_module *const *models, int k) {
     for (int i = 0; i < k; i++)
         ISO_CHECK(models[i] != models[k], ISO_ERR_ARG,
@@ -149,7 +149,7 @@ fail:
     return status;
 }
 
-// One line for each model: ranks that list models in different orders differ in it.
+// Writes one line for each model. Ranks that list models in different orders write different lines.
 static iso_status describe_models(const iso_join *join, char **out) {
     enum { LINE = 160 };
     ISO_TRY(iso__alloc_zero((size_t)join->models * LINE + 1, (void **)out));
@@ -185,8 +185,8 @@ static iso_status match_joins(const iso_join *join, iso_comm *comm) {
     return ISO_OK;
 }
 
-// The communicator on which ranks agree: that of the first model that was created, so that ranks
-// with other orders meet. Also on a rank with a module that cannot be joined.
+// The communicator on which ranks agree: that of the model that was created first, so that ranks
+// meet even if they list models in different orders, or one has a module that cannot be joined.
 static iso_comm *find_comm(iso_module *const *models, int count) {
     const iso__data_parallel *first = NULL;
     for (int k = 0; k < count; k++) {
@@ -295,8 +295,8 @@ static iso_status judge_census(const iso_join *join, const census *c, int64_t sa
     return ISO_OK;
 }
 
-// Before the wait for all ranks, some of which may wait for what this rank has to publish. Waits
-// for no values: a rank that reports failure may not have made its step.
+// Called before this rank waits for all ranks, because some of them may wait for what it has to
+// publish. Does not wait for values: a rank that reports failure may not have made its step.
 static iso_status publish_models(const iso_join *join) {
     for (int k = 0; k < join->models; k++)
         ISO_TRY(iso__reducer_publish(model_of(join, k)->reducer, false));
@@ -325,7 +325,7 @@ static iso_status take_census(iso_join *join, int64_t samples, bool will_sync, c
 // ---- A step -----------------------------------------------------------------------------------------
 
 static void note_samples(iso_join *join, const census *c, int64_t samples) {
-    if (join->steps++ == 0) join->contributors = c->active; // the most: no rank comes back
+    if (join->steps++ == 0) join->contributors = c->active; // the maximum: no rank comes back
     join->all_samples += c->samples;
     join->samples += samples;
     join->mine += samples > 0;
@@ -352,7 +352,7 @@ static iso_status weigh_rank(iso_join *join) {
     return ISO_OK;
 }
 
-// The exchanges of the others in one model. syncs: their backward is outside no_sync.
+// Takes part in the exchanges of the others in one model. syncs: their backward is outside no_sync.
 static iso_status shadow_model(iso_module *module, bool syncs, bool leftover) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_TRY(iso__data_parallel_before_forward(self));

@@ -38,8 +38,8 @@ typedef struct iso__tensor_batch {
     size_t bytes;
     int count;
 } iso__tensor_batch;
-// Collective: all ranks add tensors of the same shapes and types in the same order. A tensor has
-// its values after the end, at the latest.
+// Collective: all ranks add tensors of the same shapes and types in the same order. Some tensors
+// get their values only in iso__tensor_batch_end.
 iso_status iso__tensor_batch_add(iso__tensor_batch *batch, iso_tensor *tensor);
 iso_status iso__tensor_batch_end(iso__tensor_batch *batch);
 
@@ -77,8 +77,8 @@ bool iso__buffer_sync_destroy(iso__buffer_sync *sync);
 // Local. Sets how this rank's buffers count from now on. At first all ranks count equally, and root
 // is rank 0.
 void iso__buffer_sync_weigh(iso__buffer_sync *sync, double weight, double total, int root);
-// Collective. The first synchronises now, the second if config.when says so for this time; after a
-// forward it only starts the exchange.
+// Collective. The first synchronises now. The second does so only if config.when is this moment;
+// after a forward it only starts the exchange.
 iso_status iso__buffer_sync_run(iso__buffer_sync *sync);
 iso_status iso__buffer_sync_at(iso__buffer_sync *sync, iso_buffer_when now);
 // Waits for the exchange that was started last, if any, and puts its result into the buffers.

@@ -175,7 +175,7 @@ iso_status iso_tensor_fill(iso_tensor *tensor, double value) {
     return ISO_OK;
 }
 
-// From memory of the host without a copy on the way.
+// Copies between devices. Host memory needs no intermediate copy.
 static iso_status copy_across(const iso_tensor *from, iso_tensor *to) {
     void *host;
     ISO_CHECK(from->dtype == to->dtype, ISO_ERR_UNSUPPORTED,

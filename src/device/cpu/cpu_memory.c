@@ -27,7 +27,7 @@ iso_status iso__cpu_scratch(iso__cpu *cpu, size_t bytes, void **out) {
     return ISO_OK;
 }
 
-// Types without kernels for blocks have the logical layout under that name too.
+// For types without blocked kernels, the blocked layout is the logical one.
 static int64_t block_of(const iso__cpu *cpu, iso_dtype dtype) {
     return dtype == ISO_F32 || iso__is_half(dtype) ? cpu->block : 1;
 }
@@ -57,7 +57,7 @@ static size_t storage_bytes(iso_device *self, iso_dtype dtype, int ndim, const i
     return (size_t)count * iso_dtype_size(dtype);
 }
 
-// Few channels are not worth the zeros that would fill their block.
+// Too few channels are not blocked: zeros would fill most of the block.
 static iso_layout preferred_layout(iso_device *self, iso_dtype dtype, int ndim,
                                    const int64_t *shape) {
     int64_t block = block_of(iso__cpu_of(self), dtype);

@@ -26,7 +26,7 @@ typedef struct slot_state {
     bool update;      // an update is outstanding until its bucket is complete
     bool made;        // it was made, but its bucket is not complete
     bool measured;    // the first half of it was made
-    double square[2]; // what that gave
+    double square[2]; // the numbers that the first half gave
 } slot_state;
 
 struct iso__appliers {
@@ -39,7 +39,7 @@ struct iso__appliers {
     slot_state *slot; // [slots]
     int *arrived;     // [parameters]: pieces that are back, if they are updated together
     bool direct;      // two appliers share a parameter
-    bool lost;        // what first halves measured: an error came before it was there
+    bool lost;        // an error came before the numbers of the first halves were there
 };
 
 // ---- Who --------------------------------------------------------------------------------------------
@@ -262,16 +262,16 @@ void iso__appliers_restart(iso__appliers *a) {
 
 // ---- Updates ----------------------------------------------------------------------------------------
 
-// Counts the pieces that are back of a parameter that is updated as a whole. Returns true for the
-// last one.
+// For a parameter that is updated as a whole: counts a piece that is back. Returns true if it is
+// the last one.
 static bool is_last_to_come(iso__appliers *a, int param) {
     if (++a->arrived[param] < a->layout->place[param].pieces) return false;
     a->arrived[param] = 0;
     return true;
 }
 
-// The gradient of a slot. home: in the caller's array, if there is one; of 16 bits, it is copied to
-// the store first.
+// The gradient of a slot. home: the one in the caller's array, if there is one. A 16-bit gradient
+// there is first converted into the store.
 static char *gradient_of(const iso__appliers *a, int slot, bool home) {
     const iso__grad_slot *s = &a->layout->slot[slot];
     if (home && s->home && iso__slot_converts(s)) {
@@ -369,7 +369,7 @@ static iso_status measure_slots(iso__appliers *a, const iso__range *range, doubl
         slot_state *slot = &a->slot[s];
         if (!slot->update || slot->measured || skipped[s]) continue;
         ISO_TRY(measure_slot(a, s, home, scale));
-        slot->measured = true; // the norms may fail to leave, and this be called again
+        slot->measured = true; // sending the norms may fail, and then this is called again
     }
     return ISO_OK;
 }

@@ -22,8 +22,8 @@ void iso__appliers_set_zero(iso__appliers *a, const iso__zero *zero);
 // As iso_reducer_add_apply.
 iso_status iso__appliers_add(iso__appliers *a, const int *params, int count,
                              iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id);
-// Adds the appliers of `from`, in the place of none, with their ids. The layouts have the same
-// parameters. The pointer `was` of a user becomes `is`. Destroy a after an error.
+// Copies the appliers of `from` with their ids to `a`, which must have none. Both layouts must have
+// the same parameters. A user pointer equal to `was` becomes `is`. Destroy `a` after an error.
 iso_status iso__appliers_copy(iso__appliers *a, const iso__appliers *from, const void *was,
                               void *is);
 void iso__appliers_remove(iso__appliers *a, int id);
@@ -72,8 +72,8 @@ iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const
 bool iso__appliers_have_halves(const iso__appliers *a);
 // Makes the first half of the outstanding updates of a bucket. square: two numbers of each slot, in
 // the order of the layout; 0 where nothing is updated. home: the gradients are in the caller's
-// arrays, where there are any. If it fails, moments may have changed, and what was measured is
-// lost: it then returns ISO_ERR_STATE for all buckets.
+// arrays, where there are any. If it fails, moments may have changed and the numbers are lost. From
+// then on it returns ISO_ERR_STATE for all buckets.
 iso_status iso__appliers_measure(iso__appliers *a, int bucket, double scale, bool home,
                                  const bool *skipped, double *square);
 // Makes the second half, with the totals of norms. May be called again after it failed.

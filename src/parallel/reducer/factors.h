@@ -19,9 +19,9 @@ typedef struct iso__factors {
 // ranks: the number of ranks over which gradients are summed. divides: what travels must already be
 // an average. A single rank sums nothing, so `after` is the whole factor.
 iso__factors iso__factors_of(const iso__averaging *a, int ranks, bool divides);
-// The same for sums that are divided by the total of the ranks' weights, which is not known before
-// they are back. `after` is then 1, and the sum is multiplied by iso__factor_of_total. A total of 0
-// counts as 1.
+// The same for sums that are divided by the total weight of the ranks. The total is not known
+// before the sums are back, so `after` is 1, and the sum is later multiplied by
+// iso__factor_of_total. A total of 0 counts as 1.
 iso__factors iso__factors_ahead(const iso__averaging *a, int ranks, bool divides);
 double iso__factor_of_total(const iso__averaging *a, int ranks, bool divides, double total);
 

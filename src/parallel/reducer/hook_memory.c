@@ -6,12 +6,12 @@
 
 // A bucket whose memory may move: what it holds, and its floats of state.
 typedef struct kept_bucket {
-    uint64_t contents; // 0: nothing is remembered of it
+    uint64_t contents; // a hash of what it holds; 0: it has no state
     size_t first, count;
 } kept_bucket;
 
 struct iso_hook_memory {
-    uint64_t hook; // of its name
+    uint64_t hook; // a hash of the hook's name
     size_t counts; // the first floats of the state, which count exchanges
     int buckets;
     kept_bucket *bucket;
@@ -105,7 +105,7 @@ static const kept_bucket *find_bucket(const iso_hook_memory *m, const kept_bucke
 }
 
 // Copies the memory of the buckets that are the same, unless `moves` is false. Returns their
-// number; *mark: a number of what there is to move, 0 if there is nothing.
+// number. *mark: a hash, not 0, of the buckets that can move and of the exchange counts.
 static int match_buckets(iso_reducer *r, const iso_hook_memory *m, bool moves, uint64_t *mark) {
     int moved = 0;
     uint64_t hash = iso__hash(m->hook, m->state, m->counts * sizeof(float));

@@ -10,8 +10,8 @@
 
 #define UNIT 16 // elements: pieces begin on cache lines, also those of f32
 
-// A number of rows whose size is a multiple of a cache line, for any length of a row, and of the
-// granularity of buckets, so that buckets can end where pieces end.
+// A number of rows whose size is a multiple of a cache line, whatever the length of a row, and of
+// the granularity of buckets. So buckets can end where pieces end.
 static size_t whole_rows(const iso__layout *l, size_t row_bytes) {
     size_t rows = UNIT;
     while (l->bucket_unit && rows * row_bytes % l->bucket_unit != 0) rows += UNIT;
@@ -26,11 +26,11 @@ static size_t piece_elements(const iso__layout *l, const iso_reducer_param *p, s
     size_t rows = p->count / p->row, pieces = bytes / piece_bytes;
     size_t unit = whole_rows(l, p->row * size);
     size_t each = ((rows + pieces - 1) / pieces + unit - 1) / unit * unit;
-    while (each < rows && rows % each == 1) each += unit; // one row may be summed otherwise
+    while (each < rows && rows % each == 1) each += unit; // a single row may round differently
     return each < rows ? each * p->row : 0;
 }
 
-// 0: dense. No more rows than there are can be non-zero.
+// The limit of non-zero rows, at most the number of rows. 0: dense.
 static size_t sparse_rows_of(const iso_reducer_param *p) {
     if (p->sparse_rows == 0 || p->local) return 0;
     return p->sparse_rows < p->count / p->row ? p->sparse_rows : p->count / p->row;
@@ -77,8 +77,8 @@ static size_t long_part(const iso__grad_slot *s) {
     return s->count < most ? s->count * iso_dtype_size(s->dtype) : LONG_BYTES;
 }
 
-// Numbers groups of slots `first` to `end` - 1 from the last one, and returns their number. A group
-// has the fewest slots from its end that are long together, or all if the rest is too short.
+// Divides slots `first` to `end` - 1 into groups, numbered from the last slot on, and returns their
+// number. A group ends when its slots are long together, unless the rest is too short for another.
 static int number_groups(iso__layout *l, int first, int end) {
     size_t left = 0, bytes = 0;
     int group = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to the reducer: with ZeRO, two numbers for each parameter that are added over all of its
-// elements, such as squares of norms, although these lie on several ranks.
+// Private to the reducer: with ZeRO, sums two numbers for each parameter, such as squares of norms,
+// over all of its elements, which lie on several ranks.
 #ifndef ISO_NORMS_H
 #define ISO_NORMS_H
 
@@ -9,9 +9,9 @@
 typedef struct iso__norms iso__norms;
 
 // Collective over comm. Borrows the layout. The numbers of a bucket travel together, and buckets in
-// the order in which forward needs them. Why no rank waits for ever: a rank sends the numbers of a
-// bucket once it has the sums of its gradients, and it waits for those of a bucket only once it has
-// sent them for this bucket and all later ones.
+// the order in which forward needs them. Why no rank waits for ever: a rank sends its numbers of a
+// bucket once it has the sums of the bucket's gradients. It waits for the other ranks' numbers of a
+// bucket only after it has sent its own for this bucket and all later ones.
 iso_status iso__norms_create(const iso__layout *layout, iso_comm *comm, iso__norms **out);
 bool iso__norms_destroy(iso__norms **norms); // accepts NULL; false: messages are under way
 
@@ -23,8 +23,8 @@ iso_status iso__norms_send(iso__norms *n, int bucket);
 void iso__norms_range(const iso__norms *n, int bucket, int *low, int *high);
 bool iso__norms_are_here(const iso__norms *n, int bucket); // those of the latest list have arrived
 iso_status iso__norms_wait(iso__norms *n, int bucket, iso__channel_idle idle, void *user);
-// The sums of a slot's parameter: over its pieces, and of each over the ranks, in their order. The
-// same bits on all ranks.
+// The sums of a slot's parameter over its pieces and, for each piece, over the ranks in order. All
+// ranks get the same bits.
 void iso__norms_total(const iso__norms *n, int slot, double total[2]);
 
 #endif

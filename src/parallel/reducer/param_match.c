@@ -37,7 +37,8 @@ static iso_status index_names(const iso__param_set *set, int rank, named *index)
 
 // ---- Rank 0's list ----------------------------------------------------------------------------------
 
-// The names in the order of its set, each with a 0 behind it, after the numbers that it gives them.
+// Rank 0's numbers of its parameters, followed by their names, in the order of its set. A 0 ends
+// each name.
 typedef struct first_list {
     int64_t count, bytes; // bytes: of number and names
     int *number;
@@ -76,7 +77,7 @@ static iso_status share_list(iso_comm *comm, const iso__param_set *set, first_li
 
 // ---- This rank's order ------------------------------------------------------------------------------
 
-// from: [list->count], where the parameter of each place stands now. found: [set->count].
+// from[k]: this rank's place of rank 0's parameter k. from: [list->count]. found: [set->count].
 static iso_status find_places(const iso__param_set *set, const first_list *list, int rank,
                               const named *index, int *from, bool *found) {
     const char *name = list->names;

@@ -28,15 +28,15 @@ typedef struct iso__param_set {
     char *names; // of the slices
 } iso__param_set;
 
-// Local. ISO_ERR_ARG for wrong numbers of layers and strides. Copies the list; borrows all to which
-// it points. Free *out with iso__param_set_destroy, also on failure.
+// Local. ISO_ERR_ARG for wrong numbers of layers and strides. Copies the list, and borrows what its
+// pointers point to. Free *out with iso__param_set_destroy, also on failure.
 iso_status iso__param_set_create(const iso_reducer_param *entries, int count, iso__param_set *out);
 // Collective. Puts the parameters into the order of rank 0's set, by their names; `ref` keeps this
-// rank's numbers. ISO_ERR_ARG or ISO_ERR_MISMATCH on every rank if a rank has a name twice, or has
-// other names, or another parameter under one of them.
+// rank's numbers. ISO_ERR_ARG or ISO_ERR_MISMATCH on every rank if a rank has a name twice, lacks a
+// name or has one too many, or has a different parameter with the same name.
 iso_status iso__param_set_match(iso__param_set *set, iso_comm *comm);
-// Local. Sorts the parameters by `key`, one of each; NULL: by layer. Those of one key stay in their
-// order.
+// Local. Sorts the parameters by `key`, which has a key for each of them; NULL: by layer. The sort
+// is stable.
 iso_status iso__param_set_sort(iso__param_set *set, const int *key);
 void iso__param_set_destroy(iso__param_set *set);
 

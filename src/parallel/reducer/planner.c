@@ -274,7 +274,7 @@ iso_status iso__planner_plan(iso__planner *p, const iso__transport *transport, i
     size_t count = (size_t)p->layout->bucket_count;
     if (mine == ISO_OK) mine = iso__alloc_zero(count * sizeof(*item), (void **)&item);
     if (mine == ISO_OK) mine = iso__alloc_zero(count * 2 * sizeof(*ms), (void **)&ms);
-    iso_status status = mine; // that rank reports another rank's error
+    iso_status status = mine; // an error of another rank is reported there
     if (iso_comm_agree(p->world, mine) == ISO_OK) status = plan_together(p, transport, item, ms);
     iso__free(ms);
     iso__free(item);

@@ -28,7 +28,7 @@ void iso__planner_collected(iso__planner *p, int bucket, const iso__exchange_tim
 // The program has waited for a device since start_ns.
 void iso__planner_waited(iso__planner *p, int64_t start_ns);
 
-// Goes on with the waits and exchanges that `from` has counted.
+// Continues the counts of waits and exchanges of `from`.
 void iso__planner_go_on(iso__planner *p, const iso__planner *from);
 // The first fills in wait_ms, exchange_ms and planned, the second everything except name, bytes and
 // wire_bytes.

@@ -45,18 +45,18 @@ iso_status iso__reducer_match_names(iso_comm *comm, const iso_reducer_param *par
 //
 // A reducer takes the place of one with the same parameters, between steps.
 
-// As iso_reducer_create. key: one of each parameter; the parameters are in the order of their keys,
-// and keep the numbers of the list. Parameters of a layer have one key. Entries with `layers` have
-// no keys. NULL: the order of the list.
+// As iso_reducer_create, but with the parameters in the order of their keys. key: a key for each
+// parameter; NULL: the order of the list. Parameters keep their numbers in the list. Those of one
+// layer must have the same key. Entries with `layers` cannot have keys.
 iso_status iso__reducer_create_sorted(iso_comm *comm, const iso_reducer_param *params, int count,
                                       const iso_reducer_config *config, const int *key,
                                       iso_reducer **out);
-// Local. Such keys: the layer whose gradients this rank's latest backward had ready last is first.
-// params: the list from which the reducer was created.
+// Local. Computes such keys: the layer whose gradients became ready last in this rank's latest
+// backward comes first. params: the list from which the reducer was created.
 iso_status iso__reducer_ready_keys(const iso_reducer *r, const iso_reducer_param *params, int count,
                                    int *key);
-// Local. ISO_ERR_UNSUPPORTED if nothing can take the reducer's place, ISO_ERR_STATE in a backward,
-// and before a step has used its gradients.
+// Local. ISO_ERR_UNSUPPORTED if no other reducer can replace this one. ISO_ERR_STATE during a
+// backward, or before a step has used its gradients.
 iso_status iso__reducer_check_place(const iso_reducer *r);
 // Collective. Copies from `from`: update functions with their ids, what the hook remembers of
 // buckets that are the same, weights, owner, and totals of the statistics. `from` must have nothing
@@ -112,18 +112,18 @@ void iso__reducer_end_join(iso_reducer *r);
 
 void iso__reducer_drop(iso_reducer *r, int i);          // zero_grad for one parameter
 bool iso__reducer_shares_updates(const iso_reducer *r); // config.zero, also on a single rank
-// Call it before a wait for ranks that may be waiting for this rank's new values (ZeRO), or for a
-// later phase of its gradients (a hook that owns its exchange). Waits until they no longer depend
-// on this rank's program. waits: all ranks will come to such a call, or to a forward, without
-// further calls of this rank; so ZeRO stage 2 keeps its bound of memory by waiting for their
-// values. false: some rank may have failed before its step. Stage 2 then holds the values of all
-// buckets if need be.
+// Call it before a wait for other ranks. They may be waiting for this rank's new values (ZeRO), or
+// for a later phase of its gradients (a hook that owns its exchange). Waits until they no longer
+// depend on this rank's program. waits true: all ranks will make such a call, or a forward, without
+// further calls of this rank. So ZeRO stage 2 may wait for their values, and keeps its limit of
+// memory. waits false: a rank may have failed before its step, so stage 2 may hold the values of
+// all buckets.
 iso_status iso__reducer_publish(iso_reducer *r, bool waits);
 // An update in two halves, for a rule that needs sums over a whole parameter, whose elements lie on
-// several ranks. The first is called as iso_reducer_apply_piece, and gives numbers that are added
-// over the pieces of a parameter and then over the ranks, in their order. The second gets the sums.
-// collect comes after a series of the first, also if one failed: the numbers need not be there
-// before. NULL: they are there at once.
+// several ranks. measure is called as iso_reducer_apply_piece, and gives numbers that are added
+// over the pieces of a parameter and over the ranks, in their order. finish gets the sums. collect
+// is called after a series of calls of measure, even if one has failed. The numbers need not be
+// valid before that. collect NULL: they are valid at once.
 typedef struct iso__reducer_halves {
     iso_status (*measure)(int i, size_t first, size_t count, const void *gradient, double scale,
                           const void *hyper, void *user, double square[2]);
@@ -162,17 +162,17 @@ int iso__reducer_bucket_of_piece(const iso_reducer *r, int i, int k);
 typedef enum iso__pass { ISO__NO_PASS, ISO__FORWARD, ISO__BACKWARD } iso__pass;
 iso__pass iso__reducer_pass(const iso_reducer *r);
 iso_status iso__reducer_begin_pass(iso_reducer *r, iso__pass pass);
-// Collective. Waits for the values of a bucket, whose updates the caller has completed. They stay
-// until the pass ends, or until the second call, when the pass needs them no more.
+// Collective. The first waits for the values of a bucket, whose updates the caller has completed.
+// The values stay until the pass ends. Call the second earlier if the pass needs them no more.
 iso_status iso__reducer_need_values(iso_reducer *r, int bucket);
 void iso__reducer_release_values(iso_reducer *r, int bucket);
-// The pass needs no further values. The first sends what other ranks may need, and does not wait
-// for them; the second ends the pass. Values are then here no more.
+// Call these when the pass needs no further values. The first sends what other ranks may need, and
+// does not wait for them. The second ends the pass, and drops the values.
 iso_status iso__reducer_end_uses(iso_reducer *r);
 iso_status iso__reducer_end_pass(iso_reducer *r);
-// In place of both if the pass failed with this status. Keeps the error record.
+// Call it in place of both if the pass has failed with this status. Keeps the error record.
 void iso__reducer_fail_pass(iso_reducer *r, iso_status status);
-// Collective; but outside a pass, the other ranks may reach their next forward in its place.
+// Collective; but outside a pass, the other ranks may begin their next forward instead.
 // Completes pending updates, and waits for all values. They stay until a pass has used them, or a
 // step updates them.
 iso_status iso__reducer_gather_values(iso_reducer *r);

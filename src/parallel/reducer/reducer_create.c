@@ -167,7 +167,7 @@ static iso_status make_layout(iso_reducer *r, const iso__param_set *set,
                                iso__scopes_unit(r->scopes),
                                r->rides ? iso__sums_elements(config->sums) : 0, &r->layout));
     for (int b = 0; !config->zero && b < r->layout.bucket_count; b++)
-        r->layout.bucket[b].filler = 0; // of shards of nodes, which hooks see
+        r->layout.bucket[b].filler = 0; // it pads shards of nodes, and hooks see it
     ISO_TRY(iso__layout_number(&r->layout, set));
     r->buckets = (iso__buckets){r->layout.bucket, r->layout.bucket_count};
     ISO_TRY(check_values(&r->layout, config->device));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A reducer takes the place of another one, with other buckets.
+// Replaces a reducer by another one with other buckets.
 #include "parallel/reducer/reducer_impl.h"
 
 #include <stdlib.h>

@@ -176,8 +176,9 @@ iso_status iso__round_advance(iso__round *r) {
     return iso__transport_advance(r->transport);
 }
 
-// Whether all ranks post this bucket without waiting for this rank. Not those behind a bucket that
-// has yet to leave; nor, if ranks use different parameters, those that leave when a backward ends.
+// Whether all ranks post this bucket without waiting for this rank. This is not certain for buckets
+// behind one that has yet to leave. It is never certain if ranks may use different parameters,
+// because buckets may then leave only when a backward ends.
 static bool may_await(const iso__round *r, int b) {
     if (is_blocking(r) || r->with.unused != ISO_UNUSED_ERROR) return false;
     for (int k = 0; k < b; k++)
@@ -185,9 +186,9 @@ static bool may_await(const iso__round *r, int b) {
     return true;
 }
 
-// With ZeRO stage 2: holds the backward until the buckets under way have room. That only bounds the
-// memory, and a backward cannot be resumed: after a time-out, this list is not held any more. The
-// wait, and the error, then come where stage 1 has them.
+// With ZeRO stage 2: holds the backward until the buckets under way have room. This only limits the
+// memory, and a backward cannot be resumed. So a time-out is no error here, and this list is not
+// held again. The wait and its error then come where stage 1 has them.
 static iso_status await_room(iso__round *r) {
     iso_status status = ISO_OK;
     int64_t start = iso_now();

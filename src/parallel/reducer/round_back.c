@@ -17,8 +17,8 @@ static bool can_fold(const iso__round *r, int b) {
     return iso__appliers_fold(r->with.appliers, b);
 }
 
-// All buckets are back: prepares the next list. Not before may the hook's count change: with a
-// device, buckets leave after they were posted, at another time on each rank.
+// All buckets are back: prepares the next list. The hook's count must not change earlier, because
+// with a device, buckets leave after they were posted, at a different time on each rank.
 static void restart_list(iso__round *r) {
     if (r->uncounted) iso__coder_count(r->with.coder);
     r->uncounted = false;
@@ -56,8 +56,8 @@ static bool is_measured(const iso__round *r, int b) {
     return r->bucket[b].stage != POSTED && r->bucket[b].stage != ARRIVED;
 }
 
-// Those of all pieces of the bucket's parameters. Those of this list: buckets that it has not
-// reached yet are not measured.
+// Whether the norms of all pieces of the bucket's parameters are here. Norms of an earlier list do
+// not count: is_measured is false for buckets that this list has not reached yet.
 static bool norms_are_here(const iso__round *r, int b) {
     int low, high;
     iso__norms_range(r->norms, b, &low, &high);
@@ -76,7 +76,7 @@ static bool has_halves(const iso__round *r, int b) {
 }
 
 // Whether go_on_with() can advance the bucket without waiting for other ranks. With ZeRO, new
-// values may have to wait until others are in place.
+// values may have to wait until those of other buckets are in place.
 static bool is_due(const iso__round *r, int b) {
     const bucket_state *state = &r->bucket[b];
     bool room = iso__zero_has_room(r->zero, b);
@@ -89,8 +89,8 @@ static bool is_due(const iso__round *r, int b) {
     return state->via->ops->is_back(state->via, b);
 }
 
-// The buckets that a wait looks at each time. More of them take turns, so that the waits of a step
-// do not cost the square of their number.
+// The maximum number of buckets that a wait looks at each time. If there are more, they take turns,
+// so that the cost of a step's waits does not grow with the square of the number of buckets.
 enum { LOOKS = 64 };
 
 // While one bucket is awaited, advances another one that has come back.
@@ -112,8 +112,8 @@ static bool complete_another(void *user) {
     return false;
 }
 
-// What makes the sum of a bucket an average, once the total of the weights is known. A gradient
-// that is not exchanged becomes the average over this rank's weight.
+// Waits for the total of the weights, and computes the factor that makes the sum of a bucket an
+// average. A gradient that is not exchanged becomes the average over this rank's weight.
 static iso_status find_divisor(const iso__round *r, int b, double *factor) {
     double total;
     ISO_TRY(iso__weights_wait(r->with.weights, &total));
@@ -125,7 +125,8 @@ static iso_status find_divisor(const iso__round *r, int b, double *factor) {
     return ISO_OK;
 }
 
-// With ZeRO the other ranks may still read their shards of this rank's bucket.
+// With ZeRO, changes this rank's shard only, because other ranks may still read their shards of
+// this rank's bucket.
 static iso_status divide_sum(iso__round *r, int b, double *left) {
     bucket_state *state = &r->bucket[b];
     const iso__bucket *bucket = bucket_of(r, b);
@@ -143,8 +144,8 @@ static iso_status divide_sum(iso__round *r, int b, double *left) {
     return ISO_OK;
 }
 
-// For a profiler: a wait for an exchange is a range of this thread. Unless it fails, it ends that
-// of the exchange.
+// For a profiler: a wait for an exchange is a range of this thread. The end of a successful wait
+// also ends the range of the exchange.
 static bool begin_wait(const iso__round *r, int b) {
     bucket_stage stage = r->bucket[b].stage;
     if (!iso__profiler_on() || (stage != POSTED && stage != PUBLISHED)) return false;
@@ -213,8 +214,8 @@ static iso_status return_averages(iso__round *r, int b) {
     return ISO_OK;
 }
 
-// Averages for arrays of 16 bits have the values that these arrays would get, also if updates use
-// them first.
+// Rounds averages for 16-bit arrays to the values that these arrays would get, even if updates use
+// the averages first.
 static void round_averages(iso__round *r, int b) {
     const iso__layout *l = layout_of(r);
     for (int k = l->range[b].first; k <= l->range[b].last; k++) {
@@ -263,7 +264,7 @@ static iso_status measure_bucket(iso__round *r, int b) {
     double left;
     if (is_measured(r, b) || !has_halves(r, b)) return ISO_OK;
     ISO_TRY(bring_back(r, b, &left));
-    if (is_measured(r, b)) return ISO_OK; // meanwhile
+    if (is_measured(r, b)) return ISO_OK; // measured during the wait
     round_averages(r, b);
     return measure_now(r, b, left, false);
 }
@@ -279,7 +280,7 @@ static int find_unshared(iso__round *r) {
     return r->unshared;
 }
 
-// From bucket `first` on, in the order in which forward needs them.
+// Measures buckets from the last one down to `first`, the order in which forward needs them.
 static iso_status measure_from(iso__round *r, int first) {
     if (!r->shares || !iso__appliers_have_halves(r->with.appliers)) return ISO_OK;
     for (int b = find_unshared(r); b >= first; b--) ISO_TRY(measure_bucket(r, b));
@@ -301,7 +302,7 @@ static iso_status await_norms(iso__round *r, int b) {
 
 static iso_status finish_measured(iso__round *r, int b) {
     ISO_TRY(await_norms(r, b));
-    if (r->bucket[b].stage != MEASURED) return ISO_OK; // meanwhile
+    if (r->bucket[b].stage != MEASURED) return ISO_OK; // finished during the wait
     r->updating = true;
     iso_status status =
         iso__appliers_finish(r->with.appliers, b, iso__usage_skipped(r->usage), r->norms);
@@ -353,9 +354,9 @@ static iso_status collect_bucket(iso__round *r, int b) {
     return meanwhile.status; // of other buckets: this one is complete
 }
 
-// In stage 2, until there is room for the values of bucket b: puts those of later buckets in place,
-// the last ones first. The caller has published all of these. Other ranks have, too, once they get
-// here, and need nothing of this rank's program before.
+// In stage 2, puts the values of later buckets in place, the last ones first, until there is room
+// for the values of bucket b. The caller has published all these later buckets. Other ranks publish
+// them before they get here, and need nothing from this rank's program for that.
 static iso_status make_room(iso__round *r, int b, bool waits) {
     for (int k = layout_of(r)->bucket_count - 1; k > b; k--) {
         if (iso__zero_has_room(r->zero, b)) return ISO_OK;
@@ -420,8 +421,8 @@ static iso_status go_on_with(iso__round *r, int b) {
     return ISO_OK;
 }
 
-// With ZeRO, publishes it after all later buckets: they leave in this order. If stage 2 held others
-// back, there may be room for them afterwards.
+// With ZeRO, publishes all later buckets first, because buckets leave in this order. Afterwards
+// there may be room for buckets that stage 2 has held back.
 iso_status iso__round_complete(iso__round *r, int b) {
     if (r->bucket[b].stage == OPEN) return ISO_OK;
     ISO_TRY(measure_from(r, b));

@@ -40,7 +40,7 @@ struct iso__round {
     int issued;        // buckets that this backward has issued
     int busy;          // buckets that are not OPEN
     int ready_count;   // slots ready in OPEN buckets of the list that is being issued
-    // Buckets have become complete since issue_ready looked: none outside of these. last -1: none.
+    // The range of the buckets that have become complete since issue_ready looked; last -1: none.
     int complete_first, complete_last;
     int unshared;       // no bucket above it waits to be published; -1: none does
     int looked;         // the bucket at which a wait looks first for others to advance

@@ -27,9 +27,9 @@ int iso__sums_count(const iso__sums *s); // NULL: 0
 void iso__sums_add(iso__sums *s, int k, double value);
 double iso__sums_get(const iso__sums *s, int k);
 
-// The calls below accept NULL. Call it before the last bucket of a list leaves: this rank's numbers
-// for the list are then final. Writes them to the bucket's tail; if it has none, iso__sums_send
-// sends them.
+// The next three calls accept NULL. Call this one before the last bucket of a list leaves: this
+// rank's numbers for the list are then final. Writes them to the bucket's tail. If the bucket has
+// no tail, iso__sums_send sends them.
 void iso__sums_leave(iso__sums *s, const iso__store *store, const iso__bucket *last);
 // Call it when a bucket has come back. Reads the sums from its tail, if it has one.
 void iso__sums_come(iso__sums *s, const iso__store *store, const iso__bucket *bucket);

@@ -18,9 +18,9 @@ void iso__usage_mark(iso__usage *u, int slot, bool used);
 // Starts one small reduction over comm (NULL: this rank alone) that determines which parameters any
 // rank used. Call it once a list is issued.
 iso_status iso__usage_ask(iso__usage *u, iso_comm *comm);
-// The same for ISO_UNUSED_STATIC: the first list over each comm asks, later ones take the answer.
-// ISO_ERR_STATE if this rank's use does not suit it, unless it is excused, having no batch. rank:
-// for the message.
+// The same for ISO_UNUSED_STATIC: the first list over each comm asks, and later lists use the same
+// answer. ISO_ERR_STATE if this rank's use contradicts the answer, unless the rank is excused
+// because it has no batch. rank: for the message.
 iso_status iso__usage_keep(iso__usage *u, iso_comm *comm, bool excused, int rank);
 // Waits for its result, if a reduction was started.
 iso_status iso__usage_learn(iso__usage *u);

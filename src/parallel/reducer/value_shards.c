@@ -34,7 +34,7 @@ struct iso__value_shards {
     bool held;        // nothing is dropped before the end of the pass
     bool dropped;     // the pass has dropped a bucket
     bool interrupted; // the pass timed out
-    bool failed;      // the pass is over, and only its gathers go on
+    bool failed;      // the pass has failed, and only its gathers continue
 };
 
 // ---- Life -------------------------------------------------------------------------------------------
@@ -140,7 +140,8 @@ static void set_values(iso__value_shards *v, int b, bucket_values values) {
     v->bucket[b].values = values;
 }
 
-// The next one of the order. In a forward, updates of this rank's shard may be outstanding.
+// Begins to gather the next bucket of the order. Outside a backward, updates of this rank's shard
+// may be outstanding, and are completed first.
 static iso_status begin_gather(iso__value_shards *v, int order) {
     int item = v->next[order], b = bucket_at(v, order, item);
     if (v->pass != ISO__BACKWARD && !iso__round_bucket_is_open(v->with.round, b))
@@ -158,7 +159,7 @@ typedef struct meanwhile {
     iso_status status;
 } meanwhile;
 
-// Makes updates of which the sums are back.
+// Makes the updates whose sums are back.
 static bool do_meanwhile(void *user) {
     meanwhile *m = user;
     if (m->status == ISO_OK) m->status = iso__round_advance(m->round);
@@ -246,7 +247,7 @@ iso_status iso__value_shards_begin(iso__value_shards *v, iso__pass pass) {
     return ISO_OK;
 }
 
-// While a layer computes, the next bucket comes: unless it would have to be updated first.
+// Begins to gather the next bucket while a layer computes, unless it must be updated first.
 static iso_status gather_ahead(iso__value_shards *v, int bucket) {
     int order = order_of(v), next = v->next[order];
     if (next == v->count || next != item_of(v, order, bucket) + 1) return ISO_OK;

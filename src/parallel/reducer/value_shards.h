@@ -8,10 +8,10 @@
 // only this rank's shard is here, COMING while the others are under way, and HERE. One bucket
 // beyond the one that is needed is COMING, too. Buckets that no rank uses come at the end of the
 // pass, and are dropped at once. All values can also be gathered ahead of the next forward, which
-// then gathers nothing; so a rank that reads values after a step waits for the other ranks' next
-// forward at most. (Before the step it must not read alone: that forward uses later values.) If a
-// pass needs a bucket again that it has dropped, all values are gathered once more, and stay until
-// the end of the pass. All ranks must do so in the same pass.
+// then gathers nothing. So a rank that reads values after a step waits for the other ranks' next
+// forward at most. (Before the step, one rank must not read alone: the next forward of the others
+// uses later values.) If a pass needs a bucket again after it has dropped it, all values are
+// gathered once more, and stay until the end of the pass. All ranks must do so in the same pass.
 //
 // Why no rank waits for ever: each order has a channel, whose plan is the order. A rank makes ready
 // all buckets up to the one that it waits for, and all of them before a pass ends, even if it
@@ -50,8 +50,9 @@ size_t iso__value_shards_resident(const iso__value_shards *v);
 
 iso__pass iso__value_shards_pass(const iso__value_shards *v);
 
-// Begins a forward or a backward. Completes the gathers of a pass that has failed. A forward after
-// one that timed out before it dropped anything resumes that one, which other ranks make once.
+// Begins a forward or a backward. First completes the gathers of a pass that has failed. But if a
+// forward has timed out before it dropped anything, the next forward resumes it, because the other
+// ranks make this forward only once.
 iso_status iso__value_shards_begin(iso__value_shards *v, iso__pass pass);
 // Waits for all values of a bucket. Outside a pass, for all buckets.
 iso_status iso__value_shards_need(iso__value_shards *v, int bucket);

@@ -9,7 +9,7 @@
 struct iso__weights {
     double next; // this rank's, for the list that leaves next
     bool given;  // it has one, which may be 0
-    bool left;   // the list that is being issued, or is under way, has its weight
+    bool left;   // the weight of the list that is being issued, or is under way, has left
     double own;
     iso_status failed; // a sum that iso__weights_are_here saw fail
     iso_request *request;

@@ -18,8 +18,8 @@ bool iso__weights_destroy(iso__weights **weights);
 
 // As iso_reducer_add_weight. open: a list is being reported.
 iso_status iso__weights_add(iso__weights *w, double weight, bool open);
-// The calls below accept NULL. ISO_ERR_STATE if a gradient of the list has no weight. next: of the
-// list after the one that is issued.
+// The calls up to iso__weights_are_here accept NULL. ISO_ERR_STATE if the list of this gradient has
+// no weight. next: the gradient belongs to the list after the one that is issued.
 iso_status iso__weights_check(const iso__weights *w, bool next, const char *name);
 void iso__weights_drop(iso__weights *w); // nothing that was accumulated is sent
 // Call it before each bucket of a list leaves: starts the sum of the weights over comm (NULL: this

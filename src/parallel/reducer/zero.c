@@ -16,8 +16,8 @@ struct iso__zero {
     // A ring of the buckets that left, in this order, until they are trimmed: [buckets].
     int *left;
     int first, count;
-    // Bytes of buckets that hold the shards of other ranks, and of those whose values are under
-    // way. Neither is to exceed room, which has room for each bucket.
+    // whole: the bytes of the buckets that hold the shards of other ranks. published: those of the
+    // buckets whose values are under way. Neither should exceed `room`. Every bucket fits into it.
     size_t whole, published, room;
     bool divides_values; // stage 3
     bool watched;
@@ -92,7 +92,7 @@ void iso__zero_watch(iso__zero *z) {
 
 size_t iso__zero_peak(const iso__zero *z) { return z ? z->peak : 0; }
 
-// A look at all pages, so that it is of one moment.
+// Counts the resident pages of all buckets at once, so that the number belongs to one moment.
 static void look_around(iso__zero *z) {
     if (!z->holds || !z->watched) return;
     size_t bytes = iso__pages_resident(z->store->arena, z->store->bytes);

@@ -41,14 +41,14 @@ void iso__zero_leaves(iso__zero *z, int bucket);
 void iso__zero_trim(iso__zero *z);
 // A bucket has arrived: drops the shards of the other ranks.
 void iso__zero_arrived(iso__zero *z, int bucket);
-// Buckets whose other shards are not dropped yet have more bytes than they may: returns the one to
-// wait for (iso__zero_await_back), otherwise -1.
+// If the buckets that still hold the shards of other ranks have more bytes than permitted, returns
+// the bucket to wait for (iso__zero_await_back), otherwise -1.
 int iso__zero_crowded_by(const iso__zero *z); // accepts NULL
 iso_status iso__zero_await_back(iso__zero *z, int bucket);
 // Whether gradients are divided.
 bool iso__zero_divides_gradients(const iso__zero *z); // accepts NULL
-// Whether this bucket may be published now, that is, beside those whose values are under way. If
-// none are, each bucket has room. In stage 1 always.
+// Whether there is room to publish this bucket, beside those whose values are under way. If no
+// values are under way, there is room for any bucket. Always true in stage 1.
 bool iso__zero_has_room(const iso__zero *z, int bucket); // accepts NULL
 // From now on iso__zero_peak is measured.
 void iso__zero_watch(iso__zero *z); // accepts NULL
@@ -62,7 +62,7 @@ size_t iso__zero_peak(const iso__zero *z); // accepts NULL
 // Values are divided, too: call it before the first step, in stage 2.
 void iso__zero_divide_values(iso__zero *z);
 bool iso__zero_divides_values(const iso__zero *z); // accepts NULL
-// In place of publish and collect: the values of this rank's shard are made.
+// Call it in place of publish and collect, when the values of this rank's shard are updated.
 void iso__zero_updated(iso__zero *z, int bucket);
 
 // ---- Values, in stages 1 and 2 ----

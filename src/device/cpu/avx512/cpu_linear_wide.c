@@ -34,7 +34,7 @@ static void pack_rows(const float *x, int64_t in, int64_t rows, int vectors, flo
 
 // ---- The product ------------------------------------------------------------------------------------
 
-// y[row][0 .. 6) for the rows of a tile; a sum runs over `in` in order, from the bias on.
+// out[6][TILE] = six outputs of the rows of a tile. Sums run over `in` in order, from the bias.
 INLINE void multiply_tile(int64_t in, const float *w, const float *x, const float *b, bool relu,
                           int vectors, float *out) {
     __m512 sum[OUTPUTS][VECTORS];
@@ -59,8 +59,8 @@ INLINE void multiply_tile(int64_t in, const float *w, const float *x, const floa
         }
 }
 
-// Six outputs of the rows from `row` on. The last six of all begin where they end with the last
-// output, and those that the six before have written are left alone.
+// Computes six outputs of the rows from `row` on. The last group is moved back to end with the last
+// output, and leaves alone what the group before has written.
 WIDE static void outputs(const iso__wide_args *p, int64_t group, int64_t row, const float *packed) {
     int64_t wanted = group * OUTPUTS;
     int64_t first = wanted + OUTPUTS <= p->out ? wanted : p->out - OUTPUTS;
@@ -90,14 +90,13 @@ static void multiply_panels(const iso__wide_args *p, int64_t first, int64_t end,
     (void)threads;
 }
 
-// Whatever can be computed of the weights that are there, until all are.
+// Computes outputs as soon as their weights have arrived.
 static iso_status multiply_as_they_come(const iso__wide_args *p, const float *packed, int threads) {
     int64_t groups = (p->out + OUTPUTS - 1) / OUTPUTS;
     for (int64_t there = 0, first = 0, end; first < groups; first = end) {
         there = p->arrival ? there + p->arrival->unit : p->out;
         if (there > p->out) there = p->out;
-        // What runs while it waits, updates at most, leaves the scratch memory alone, where
-        // `packed` is.
+        // `packed` is scratch memory. Only updates run during the wait, and they do not use it.
         if (p->arrival) ISO_TRY(p->arrival->wait(p->arrival, there));
         end = there == p->out ? groups : there / OUTPUTS;
         multiply_panels(p, first, end, packed, threads);

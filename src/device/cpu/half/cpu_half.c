@@ -11,7 +11,7 @@ static int64_t stored_count(const iso__wide *w, int i) {
 
 static iso_status wide_memory(iso__cpu *cpu, size_t bytes, void **out) {
     if (bytes > cpu->wide_bytes) {
-        iso__free(cpu->wide); // nothing in it is needed, so both need not fit
+        iso__free(cpu->wide); // free it first: old and new need not fit together
         cpu->wide = NULL;
         cpu->wide_bytes = 0;
         ISO_TRY(iso__alloc(bytes, &cpu->wide));

@@ -50,7 +50,7 @@ void iso__cpu_narrow(iso_dtype type, int64_t count, const float *from, uint16_t 
 void iso__cpu_widen_f16_wide(int64_t count, const uint16_t *from, float *to);
 void iso__cpu_narrow_f16_wide(int64_t count, const float *from, uint16_t *to);
 
-// Slots, for those who take some calls themselves.
+// Slots that other sets of kernels call for what they do not handle themselves.
 iso_status iso__cpu_half_linear_forward(iso_device *self, const iso_tensor *x,
                                         const iso_tensor *weight, iso__arrival *arrival,
                                         const iso_tensor *b, iso_activation act, iso_tensor *y);

@@ -41,7 +41,7 @@ static iso_status run_operation(iso_device *self, const operation *o, int count,
     iso__cpu_view v = iso__cpu_view_of(iso__cpu_of(self), x[0]);
     iso_tensor piece[ISO__WIDE_TENSORS];
     const iso_tensor *pieces[ISO__WIDE_TENSORS];
-    // Where channels fill up a block, a function need not give 0.
+    // The padding of a block must stay 0, and a function of 0 need not be 0.
     if (v.channels % v.inner) return run_whole(self, o, count, x);
     for (int64_t first = 0; first < v.total; first += PIECE) {
         for (int i = 0; i < count; i++) {

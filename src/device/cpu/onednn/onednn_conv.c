@@ -11,7 +11,7 @@ enum { FORWARD = 200, BACKWARD_PARAMS, BACKWARD_INPUT };
 // Inputs of so few channels (images) are read as they are instead of blocked.
 #define PLAIN_CHANNELS 3
 
-// Where Winograd does not gain more than bf16, measured on Zen 4.
+// Up to these sizes Winograd gains no more than bf16, measured on Zen 4.
 #define FEW_CHANNELS  32
 #define WINOGRAD_TILE (4 * 4)
 
@@ -152,7 +152,7 @@ static bool suits_winograd(const iso__cpu *cpu, const problem *p) {
 
 enum { CANDIDATES = 5 };
 
-// A candidate, or for ISO_ONEDNN_BY_RULE the first that there is; Winograd only where it suits.
+// Finds candidate `wanted`; by rule, the first candidate that exists, Winograd only if it suits.
 static iso_status find_candidate(const iso__cpu *cpu, const problem *p, int wanted, bool *found,
                                  dnnl_primitive_desc_t *out) {
     dnnl_format_tag_t blocked = blocked_tag(cpu), any = dnnl_format_tag_any;
@@ -209,7 +209,7 @@ static iso_status caller_layouts(const iso__cpu *cpu, const problem *p, const is
     return ISO_OK;
 }
 
-// A problem with the memory it is on.
+// A problem and its memory.
 typedef struct task {
     iso__onednn_problem base;
     const problem *p;
@@ -269,8 +269,9 @@ static int64_t count_of(int ndim, const dnnl_dims_t shape) {
     return count;
 }
 
-// Winograd in f32 takes a quarter of the multiplications, bf16 half the time of each. Winograd's
-// transforms take longer where results have few channels, or a plane is no more than one tile.
+// Winograd in f32 needs a quarter of the multiplications; bf16 halves the time of each. But
+// Winograd's transforms cost more than they save if the result has few channels, or a plane is at
+// most one tile.
 static bool faster_in_f32(const iso__cpu *cpu, const problem *p) {
     bool params = p->operation == BACKWARD_PARAMS;
     int64_t channels = p->operation == FORWARD ? p->y[1] : p->x[1];

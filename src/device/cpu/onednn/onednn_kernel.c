@@ -9,8 +9,7 @@
 
 #define BUCKETS 64
 
-// One argument: the caller's buffer, and where the primitive wants another layout a buffer in
-// scratch.
+// An argument: the caller's buffer, and a buffer in scratch if the primitive wants another layout.
 typedef struct port {
     int id;
     bool output;

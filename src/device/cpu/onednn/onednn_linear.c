@@ -24,7 +24,7 @@ typedef struct problem {
     iso_activation act;
 } problem;
 
-// A problem with the memory it is on. x, w, b, y: also of their gradients.
+// A problem and its memory. x, w, b and y may be their gradients.
 typedef struct task {
     iso__onednn_problem base;
     problem p;
@@ -36,7 +36,7 @@ typedef struct layouts {
     dnnl_memory_desc_t x, w, b, y;
 } layouts;
 
-// `wanted`: weights as the kernel may have them, else as the caller does.
+// wanted: the kernel chooses the layout of weights; else it is the caller's.
 static iso_status layouts_of(const problem *p, bool wanted, iso__onednn_types t, layouts *out) {
     dnnl_dims_t x = {p->rows, p->in}, w = {p->out, p->in}, y = {p->rows, p->out};
     ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->x, 2, x, t.x, dnnl_ab));
@@ -184,8 +184,8 @@ static void describe_problem(const iso__onednn_problem *base, char *text, size_t
 
 // ---- Slots ------------------------------------------------------------------------------------------
 
-// The gradient of a weight may be computed in pieces, of different numbers of rows from run to run.
-// These must round as the whole does, so the rule takes this number for all.
+// A weight's gradient may be computed in pieces, whose number of rows may differ between runs.
+// Pieces must round like the whole, so the rule assumes this number of rows for all.
 enum { PIECE_ROWS = 64 };
 
 static bool suits_rounding(const iso__cpu *cpu, const problem *p) {
@@ -245,7 +245,7 @@ static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
         p.math = math_of(self, &p, x);
     }
     rounds = p.math != ISO_ONEDNN_F32;
-    if (db && (rounds || !dw)) { // of dy as it is, as where dw is in pieces
+    if (db && (rounds || !dw)) { // from dy before rounding, as for dw in pieces
         ISO_TRY(iso__kernels(dy)->bias_gradient(self, dy, db, accumulate_b));
         db = NULL;
     }

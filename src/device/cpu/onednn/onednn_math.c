@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-// In the time by which bf16 shortens so many multiplications an operand is rounded, and the
-// conversions are called. Measured on Zen 4 with AVX512_BF16.
+// The number of multiplications whose speed-up by bf16 pays for rounding one operand, and for
+// calling the conversions. Measured on Zen 4 with AVX512_BF16.
 #define OPERAND_WORTH 12
 #define CALL_WORTH    (INT64_C(1) << 18)
 

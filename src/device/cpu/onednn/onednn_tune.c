@@ -7,11 +7,11 @@
 #include <string.h>
 
 #define ROUNDS 5
-// The rule's kernel stays unless another takes less than this part of its time: what differs by
-// noise shall not differ from run to run.
+// The rule's kernel stays unless another takes less than this part of its time, so that noise does
+// not change the choice from run to run.
 #define WORTHWHILE 0.97
 
-// As it travels.
+// A choice as sent to other ranks.
 typedef struct choice {
     int64_t key[ISO_ONEDNN_RULE]; // of the kernel, with the rows and what is added to as zero
     int64_t candidate;
@@ -74,7 +74,7 @@ typedef struct timing {
     const char *name;
 } timing;
 
-// Candidates take turns, so that what else the machine does meets all of them.
+// Candidates take turns, so that other load on the machine affects all alike.
 static iso_status measure_candidates(iso__cpu *cpu, const iso__onednn_problem *problem,
                                      timing *timings) {
     for (int round = 0; round <= ROUNDS; round++)
@@ -129,7 +129,7 @@ static iso_status tune_problem(iso__cpu *cpu, const iso__onednn_problem *problem
 iso_status iso__onednn_execute(iso__cpu *cpu, const iso__onednn_problem *problem) {
     choice wanted = choice_of(&problem->key);
     const choice *known = cpu->tuner->count > 0 ? find_choice(cpu->tuner, &wanted) : NULL;
-    // What is added to cannot be computed several times.
+    // A kernel that accumulates cannot run several times.
     bool adds = problem->key.value[ISO_ONEDNN_FLAGS] & ISO_ONEDNN_ACCUMULATE;
     if (!known && cpu->tuner->measuring && !adds) {
         ISO_TRY(tune_problem(cpu, problem, &wanted));
@@ -137,7 +137,7 @@ iso_status iso__onednn_execute(iso__cpu *cpu, const iso__onednn_problem *problem
     }
     int candidate = known ? (int)known->candidate : ISO_ONEDNN_BY_RULE;
     iso_status status = problem->run(cpu, problem, candidate);
-    // Chosen on a machine that is not like this one.
+    // The choice was made on a machine unlike this one.
     if (status == ISO_ERR_UNSUPPORTED && candidate != ISO_ONEDNN_BY_RULE)
         status = problem->run(cpu, problem, ISO_ONEDNN_BY_RULE);
     ISO_TRY(status);

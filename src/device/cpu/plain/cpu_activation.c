@@ -122,7 +122,7 @@ INLINE real gelu_slope(real x) {
 }
 
 INLINE real gelu_tanh_slope(real x) {
-    // The sigmoid of the argument, and of its negative: what is left to 1, without cancelling.
+    // more and less are the sigmoids of |a| and -|a|. They add up to 1, and nothing cancels.
     real a = gelu_tanh_argument(x), e = exp_of(a < 0 ? a : -a), more = 1 / (1 + e), less = e * more;
     real s = a < 0 ? less : more;
     return s + x * (less * more) * TWICE_ROOT * (1 + 3 * CUBIC * x * x);

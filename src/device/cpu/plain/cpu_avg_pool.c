@@ -22,14 +22,14 @@ typedef struct pool {
     axis y, x;
 } pool;
 
-// What of window `o` lies in the image.
+// The part of window `o` inside the image.
 static span span_of(const axis *a, int64_t o) {
     if (a->adaptive) return (span){o * a->in / a->out, ((o + 1) * a->in + a->out - 1) / a->out};
     int64_t start = o * a->stride - a->padding, end = start + a->kernel;
     return (span){start < 0 ? 0 : start, end > a->in ? a->in : end};
 }
 
-// How many numbers a mean is over: padding counts.
+// The number of elements of a window; padding counts.
 static real size_of(const pool *p, span rows, span columns) {
     if (p->y.adaptive) return (real)((rows.end - rows.first) * (columns.end - columns.first));
     return (real)(p->y.kernel * p->x.kernel);
@@ -46,7 +46,7 @@ static pool pool_of(const iso_pool2d_config *c, const iso__cpu_view *in, const i
     return p;
 }
 
-// A loop over the channels of a cell: a constant number, to be made vectors of, not to be unrolled.
+// Loops over the channels of a cell, a constant number. The loop should vectorise, not unroll.
 #define EACH_CHANNEL _Pragma("GCC unroll 1") for (int c = 0; c < inner; c++)
 #define INLINE       static inline __attribute__((always_inline))
 
@@ -124,7 +124,7 @@ static iso_status avg_pool2d_backward(iso_device *self, const iso_pool2d_config 
             out_plane = out.height * out.width * out.inner;
     for (int64_t i = 0; i < in.rows * in.groups; i++) {
         real *plane = (real *)in.data + i * in_plane;
-        memset(plane, 0, (size_t)in_plane * sizeof(real)); // and then, while it is in the cache:
+        memset(plane, 0, (size_t)in_plane * sizeof(real)); // backward then finds it in the cache
         backward_any(&p, in.inner, (real *)out.data + i * out_plane, plane);
     }
     return ISO_OK;

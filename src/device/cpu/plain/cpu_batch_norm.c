@@ -8,17 +8,17 @@ typedef iso__strip strip;
 typedef iso__strip_plan plan;
 
 #define LANES ISO__LANES
-#define CHUNK 256 // cells whose sums are kept in `real`; longer ones are put together in double
+#define CHUNK 256 // cells summed in `real`; sums of chunks are combined in double
 
-// A loop over lanes: to be made vectors of, not to be unrolled. Results may overwrite arguments.
+// Loops over lanes. The loop should vectorise, not unroll. Results may overwrite arguments.
 #define EACH_LANE ISO_CPU_IVDEP _Pragma("GCC unroll 1") for (int c = 0; c < lanes; c++)
 #define INLINE    static inline __attribute__((always_inline))
 
 // ---- Coefficients: rows of the workspace, a number for each channel -----------------------------
 
 // y = (x - mean) * scale + shift and dx = dy * scale + (x - mean) * slope + offset. `mean` is the
-// mean rounded, so that the difference is exact where it matters; the other coefficients make up
-// for the rest of it.
+// rounded mean, so that the difference is exact where it matters. The other coefficients correct
+// for the rounding.
 enum { MEAN, REST, DEVIATION, SCALE, SHIFT, SLOPE, OFFSET, ROWS };
 
 typedef struct coefficients {
@@ -30,7 +30,7 @@ static size_t batch_norm_workspace(iso_device *self, const iso_tensor *x) {
     return (size_t)(ROWS * p.width) * sizeof(real);
 }
 
-// Those of a strip: of its channels, or of its channel in every lane.
+// Loads the coefficients of a strip: of its channels, or of its one channel in every lane.
 static void load_coefficients(const plan *p, const strip *s, const real *workspace,
                               coefficients *k) {
     for (int r = 0; r < ROWS; r++)
@@ -90,7 +90,8 @@ INLINE void plain_sums(const int lanes, int64_t stride, int64_t cells, const rea
     EACH_LANE sum[c] = (sum[c] + sum1[c]) + (sum2[c] + sum3[c]);
 }
 
-// Twice over the chunk, which stays in the innermost cache: about its rounded mean nothing cancels.
+// Passes over the chunk twice, while it is in the innermost cache. Sums about its rounded mean do
+// not cancel.
 INLINE void add_chunk(const int lanes, int64_t stride, int64_t cells, const real *x, moments *m) {
     real shift[LANES], sum[LANES], squares[LANES], part = (real)(1 / (double)cells);
     plain_sums(lanes, stride, cells, x, shift);
@@ -271,7 +272,7 @@ typedef struct sums {
     double dy[LANES], product[LANES];
 } sums;
 
-// What a relu let through is seen from x as forward saw it, which saves reading y.
+// Recomputes from x, as forward did, whether the relu let it through. This saves reading y.
 INLINE real through(const bool relu, const coefficients *k, int c, real x, real dy) {
     return relu && !(output_of(k, c, x) > 0) ? 0 : dy;
 }

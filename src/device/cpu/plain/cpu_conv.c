@@ -5,9 +5,9 @@
 
 #include <string.h>
 
-// Sizes of one group of channels of one image, which is what a matrix product is about; groups lie
-// one after the other, image by image. `taps` is a column of the matrix of patches, `cells` the
-// pixels of an output plane.
+// Sizes of one group of channels of one image, the unit of a matrix product. Groups lie one after
+// the other, image by image. `taps` is a column of the matrix of patches, `cells` the pixels of an
+// output plane.
 typedef struct geometry {
     int64_t groups;
     int64_t channels, height, width, out_channels, out_height, out_width;

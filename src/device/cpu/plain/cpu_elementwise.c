@@ -26,7 +26,7 @@ static iso_status relu_backward(iso_device *self, const iso_tensor *y, const iso
 // Philox calls made side by side, and the draws they give.
 #define LANES 16
 #define DRAWS (4 * LANES)
-// To be made vectors of, not to be unrolled.
+// The loop should vectorise, not unroll.
 #define EACH_LANE _Pragma("GCC unroll 1") for (uint32_t l = 0; l < LANES; l++)
 
 typedef struct row_mask {

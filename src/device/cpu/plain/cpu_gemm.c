@@ -9,8 +9,8 @@
 // to four vectors of it on every instruction set.
 #define ROWS    4
 #define COLUMNS (64 / (int)sizeof(real))
-// Of k as much as a panel of B may have to stay in the first-level cache, and as many rows of A as
-// then stay in the second-level one.
+// The part of k for which a panel of B stays in the first-level cache, and the rows of A that then
+// stay in the second-level cache.
 #define DEPTH 256
 #define BLOCK 64
 

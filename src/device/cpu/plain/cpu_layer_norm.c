@@ -24,7 +24,7 @@
         (total) = lane_[0];                                                                        \
     } while (0)
 
-// What forward leaves of a row: its mean, rounded, and what that cuts off; 1 / deviation.
+// What forward keeps of a row: its rounded mean, what rounding cut off, and 1 / deviation.
 typedef struct row_statistics {
     real mean, rest, deviation;
 } row_statistics;

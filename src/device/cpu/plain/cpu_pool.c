@@ -43,7 +43,7 @@ static size_t max_pool2d_workspace(iso_device *self, const iso_tensor *x, const 
     return (size_t)iso__cpu_view_of(iso__cpu_of(self), y).total * sizeof(uint16_t);
 }
 
-// A loop over the channels of a cell: a constant number, to be made vectors of, not to be unrolled.
+// Loops over the channels of a cell, a constant number. The loop should vectorise, not unroll.
 #define EACH_CHANNEL _Pragma("GCC unroll 1") for (int c = 0; c < inner; c++)
 #define INLINE       static inline __attribute__((always_inline))
 
