@@ -18,9 +18,11 @@ typedef struct target {
     const iso_kernel_ops *kernels;
 } target;
 
-// Runs body in f32 and f64 on each kernel set of the CPU, and on a GPU if there is one.
+// Runs body in f32 and f64 on each kernel set of the CPU, unless ISO_TEST_DEVICE names a GPU, and
+// on a GPU if there is one.
 void on_each_target(void (*body)(const target *on));
-// On a GPU in bf16 too: for bodies whose tensors are activations, or of parameter_target.
+// In bf16 too, and on the CPU in f16: for bodies whose tensors are activations, or of
+// parameter_target.
 void on_each_activation_target(void (*body)(const target *on));
 // The type of gradients of parameters, and of parameters and statistics of norms.
 target parameter_target(const target *on);

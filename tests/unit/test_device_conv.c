@@ -126,6 +126,7 @@ Test(device_conv, conv2d_forward_matches_the_oracle) { on_each_activation_target
 static void one_conv_params(const target *on, const oracle_conv *c, conv_pairs *p) {
     for (int flags = 0; flags < 16; flags++) {
         bool add_w = flags & 1, add_b = flags & 2, want_w = !(flags & 4), want_b = !(flags & 8);
+        if (iso__is_half(on->dtype) && add_w != add_b) continue; // f32 covers them
         if (want_w && !add_w) zero(&p->w);
         if (want_b && !add_b) zero(&p->b);
         OK(on->kernels->conv2d_backward_params(on->device, &p->config, p->x.t, p->y.t,

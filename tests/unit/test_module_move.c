@@ -286,17 +286,17 @@ static void move_branches(iso_device *home, iso_device *away) {
 }
 Test(module_move, hooks_stay_and_branches_move) { check_pairs(move_branches); }
 
-static iso_module *new_rounding(iso_device *device) {
+static iso_module *new_rounding(iso_device *device, iso_dtype half) {
     iso_module *net;
     cr_ok(iso_sequential_create(device, &net));
     append(net, "a", new_linear(device, 6, 8));
     append(net, "b", new_linear(device, 8, 5));
-    cr_ok(iso_autocast_create_take(net, ISO_BF16, &net));
+    cr_ok(iso_autocast_create_take(net, half, &net));
     return net;
 }
 
 static void move_rounding(iso_device *home, iso_device *away) {
-    iso_module *net[] = {new_rounding(home), new_rounding(away)};
+    iso_module *net[] = {new_rounding(home, ISO_BF16), new_rounding(away, ISO_BF16)};
     iso_tensor *x = random_tensor(home, 2, (int64_t[]){3, 6}, 1), *y[2];
     for (int i = 0; i < 2; i++) cr_ok(iso_module_forward(net[0], x, &y[0]));
     iso_module *layer = net[0]->child[0]->child[0];
@@ -426,9 +426,9 @@ static void ask_device(iso_device *home, iso_device *away) {
         expect_on(net, home);
         iso_module_destroy(&net);
     }
-    iso_module *net = new_rounding(away);
-    cr_fails(iso_module_to_device(net, home), ISO_ERR_UNSUPPORTED, "bf16");
-    expect_on(net, away);
+    iso_module *net = new_rounding(home, ISO_F16);
+    cr_fails(iso_module_to_device(net, away), ISO_ERR_UNSUPPORTED, "f16: use bf16");
+    expect_on(net, home);
     iso_module_destroy(&net);
 }
 Test(module_move, layers_and_types_that_a_device_lacks_are_refused) {
