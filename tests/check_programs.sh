@@ -285,6 +285,9 @@ lazy=$(hash_of --data good --model resnet18 --batch 2 --steps 2 --autocast bf16)
     [ "$lazy" = "$(hash_of --data good --model resnet18 --batch 2 --steps 2 --autocast bf16 --sync blocking)" ] &&
     [ "$lazy" != "$(hash_of --data good --model resnet18 --batch 2 --steps 2)" ]
 result $? "--autocast bf16 gives lazy the parameters of blocking"
+run_anew 2 "$train" --data good --model mlp --steps 20 --lr 10 --quiet --autocast f16
+has_failed && grep -q 'diverged: .*NaN or infinite: try --grad-scaler, --autocast bf16 or a lower --lr$' stderr
+result $? "f16 that overflows names what helps"
 refused 2 "activations of f16 on a GPU" '--autocast f16 is for --device cpu: use --autocast bf16' --autocast f16 \
     --device cuda --data nowhere
 refused 2 "activations of f16 in products of bf16" '--math bf16 would round activations of f16 to bf16: remove it' \

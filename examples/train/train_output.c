@@ -2,6 +2,7 @@
 // Writes the checkpoints and the trace of a training run, each completely or not at all.
 #include "support/models.h"
 #include "train.h"
+#include "train_text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -117,7 +118,7 @@ iso_status train_checkpoint_load(train_run *run) {
 
 static iso_status save_checkpoint(train_run *run, const char *path) {
     iso_state_dict dict;
-    TRY(train_check_finite(run, "the training diverged, nothing was saved", "try a lower --lr"));
+    TRY(train_check_finite(run, "the training diverged, nothing was saved", train_nan_advice(run)));
     TRY(iso_module_state_dict(run->model, &dict));
     iso_status status = add_description(run, &dict);
     if (status >= 0) status = iso_state_dict_save(&dict, path);

@@ -3,6 +3,7 @@
 #include "train.h"
 #include "train_lock.h"
 #include "train_server.h"
+#include "train_text.h"
 
 #include <math.h>
 #include <string.h>
@@ -326,9 +327,8 @@ static iso_status check_finite(train_run *run, double loss) {
     if (isfinite(loss)) return ISO_OK;
     return mark_told(
         run, train_error(ISO_ERR_STATE,
-                         "the training diverged: the loss of epoch %lld is NaN or infinite: try "
-                         "a lower --lr",
-                         (long long)run->at.epoch + 1));
+                         "the training diverged: the loss of epoch %lld is NaN or infinite: %s",
+                         (long long)run->at.epoch + 1, train_nan_advice(run)));
 }
 
 static void begin_next_epoch(train_run *run, int64_t samples) {
@@ -383,7 +383,7 @@ static iso_status finish_run(train_run *run, train_metrics *metrics, train_resul
     TRY(iso_comm_allreduce_f64(run->world->comm, &metrics->seconds, 1, ISO_MAX));
     TRY(iso_strategy_finish(run->strategy, run->optimizer));
     TRY(save_checkpoint(run));
-    TRY(mark_told(run, train_check_finite(run, "the training diverged", "try a lower --lr")));
+    TRY(mark_told(run, train_check_finite(run, "the training diverged", train_nan_advice(run))));
     return mark_told(run, train_report_summary(run, metrics, out));
 }
 

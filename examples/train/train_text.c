@@ -35,6 +35,12 @@ const char *train_algorithm_text(const train_run *run, char text[TRAIN_ALGORITHM
     return text;
 }
 
+const char *train_nan_advice(const train_run *run) {
+    bool f16 = strcmp(run->options->autocast, "f16") == 0;
+    if (f16 && !run->scaler) return "try --grad-scaler, --autocast bf16 or a lower --lr";
+    return f16 ? "try --autocast bf16 or a lower --lr" : "try a lower --lr";
+}
+
 const char *train_count_text(int64_t count, const char *noun, char text[48]) {
     snprintf(text, 48, "%lld %s%s", (long long)count, noun, count == 1 ? "" : "s");
     return text;

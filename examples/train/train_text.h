@@ -17,4 +17,7 @@ const char *train_count_text(int64_t count, const char *noun, char text[48]);
 const char *train_rhythm_text(const iso_strategy_stats *stats, char text[160]);
 double train_samples_per_second(const train_metrics *metrics);
 
+// What to try if parameters are NaN or infinite.
+const char *train_nan_advice(const train_run *run);
+
 #endif

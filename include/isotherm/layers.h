@@ -224,9 +224,9 @@ iso_status iso_choice_mutate(iso_module *model, uint64_t random, void *user);
 // of the others. Gradients are converted in the reverse direction. Inside, activations and their
 // gradients have type dtype: layers round their outputs, and layers with matrix products
 // (convolutions, linear, bilinear and attention) round weight and bias for each forward.
-// Parameters, their gradients, optimizer state, statistics and sums stay f32. Embeddings belong in
-// front of it. f16 has few bits of exponent: scale the loss (isotherm/grad_scaler.h), so that small
-// gradients do not become 0.
+// Parameters, their gradients, optimizer state, statistics and sums stay f32. It takes no
+// indices alone (ISO_ERR_TYPE): embeddings belong in front of it. f16 has few bits of exponent:
+// scale the loss (isotherm/grad_scaler.h), so that small gradients do not become 0.
 //
 // module must be f32 (ISO_ERR_TYPE). Its parameters keep their names, and may be tied to parameters
 // outside. Create the Autocast first and wrap it in data_parallel afterwards (else ISO_ERR_STATE).

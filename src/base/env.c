@@ -78,9 +78,11 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
     [ISO_ENV_CPU_KERNELS] = {"ISO_CPU_KERNELS", "best available",
                              "CPU kernels: onednn, cblas, reference (plain C)",
                              "onednn cblas reference", .alike = true},
-    [ISO_ENV_DIGITS] = {"ISO_DIGITS", "60000",
-                        "number of generated digits for training; a sixth as many are for tests",
-                        .low = 6, .high = 1e8, .whole = true, .alike = true},
+    [ISO_ENV_DIGITS] =
+        {"ISO_DIGITS", "60000",
+         "number of generated digits for training, at least 600; a sixth as many are for "
+         "tests",
+         .low = 600, .high = 1e8, .whole = true, .alike = true},
     [ISO_ENV_CUDA_CONV] = {"ISO_CUDA_CONV", "cudnn if installed",
                            "convolutions on a GPU: cudnn, gemm (cuBLAS)", "cudnn gemm",
                            .alike = true},

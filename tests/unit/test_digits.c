@@ -60,8 +60,8 @@ Test(digits, a_longer_set_starts_with_the_shorter_one) {
 }
 
 Test(digits, iso_digits_says_how_many) {
-    static const char *const values[] = {"60", "", NULL};
-    static const int64_t counts[][2] = {{60, 10}, {60000, 10000}, {60000, 10000}};
+    static const char *const values[] = {"600", "", NULL};
+    static const int64_t counts[][2] = {{600, 100}, {60000, 10000}, {60000, 10000}};
     for (int i = 0; i < 3; i++)
         for (int test = 0; test < 2; test++) {
             iso_dataset *dataset;

@@ -67,7 +67,7 @@ Test(env, bad_values_of_the_environment_are_refused) {
         {"ISO_NODE_COLLECTIVE", "shm nccl", "give auto, nccl, nccl-all, shm or mpi", "shm"},
         {"ISO_IALLREDUCE", "7", "give a whole number from 0 to 6", "0"},
         {"ISO_CPU_KERNELS", "one", "give onednn, cblas or reference", "reference"},
-        {"ISO_DIGITS", "5", "give a whole number from 6 to 100000000", "600"},
+        {"ISO_DIGITS", "599", "give a whole number from 600 to 100000000", "600"},
         {"ISO_CUDA_CONV", "CUDNN", "give cudnn or gemm", "gemm"},
         {"ISO_CUDA_GRAPHS", "yes", "give a whole number from 0 to 1", "1"}};
     for (int i = 0; i < ISO_ENV_COUNT; i++) {
