@@ -257,6 +257,12 @@ Test(tensor, types_change_between_layouts) {
             OK(iso_tensor_copy(k ? x : blocked, t));
             OK(iso_tensor_copy(t, back));
             cr_assert(memcmp(iso_tensor_data(back), values, sizeof(float) * 252) == 0);
+            OK(iso_tensor_fill(t, 2)); // and zeros where no channel is
+            size_t bytes = device->ops->storage_bytes(device, types[i], 4, shape, t->layout);
+            size_t size = iso_dtype_size(types[i]), filled = 0;
+            for (size_t at = size - 1; at < bytes; at += size)
+                filled += ((uint8_t *)t->data)[at] == 0x40;
+            cr_assert(filled == 252, "%d", (int)filled);
             iso_tensor_destroy(&t);
         }
     iso_tensor_destroy(&x), iso_tensor_destroy(&blocked), iso_tensor_destroy(&back);

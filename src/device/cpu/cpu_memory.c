@@ -88,6 +88,21 @@ static void transpose_blocks(const iso__cpu_view *v, float *blocks, float *plane
     }
 }
 
+// Where an element is in memory: channel c of sample n, cell i.
+static int64_t place_of(const iso__cpu_view *v, int64_t n, int64_t c, int64_t i) {
+    int64_t plane = v->height * v->width;
+    return ((n * v->groups + c / v->inner) * plane + i) * v->inner + c % v->inner;
+}
+
+// Zeros behind the last channel, up to the end of its block.
+static void clear_padding(const iso__cpu_view *v, size_t size) {
+    int64_t used = v->channels % v->inner;
+    for (int64_t n = 0; used && n < v->rows; n++)
+        for (int64_t i = 0; i < v->height * v->width; i++)
+            memset((char *)v->data + (size_t)(place_of(v, n, v->channels - 1, i) + 1) * size, 0,
+                   (size_t)(v->inner - used) * size);
+}
+
 // Elements of `size` bytes, which is a constant where this is inlined.
 ISO_INLINE void walk_blocks(const iso__cpu_view *v, const size_t size, char *planes,
                             bool to_planes) {
@@ -95,8 +110,7 @@ ISO_INLINE void walk_blocks(const iso__cpu_view *v, const size_t size, char *pla
     const size_t step = (size_t)v->inner * size;
     for (int64_t n = 0; n < v->rows; n++)
         for (int64_t c = 0; c < v->channels; c++) {
-            int64_t cell = (n * v->groups + c / v->inner) * plane;
-            char *block = (char *)v->data + (size_t)(cell * v->inner + c % v->inner) * size;
+            char *block = (char *)v->data + (size_t)place_of(v, n, c, 0) * size;
             for (int64_t i = 0; i < plane; i++, planes += size, block += step)
                 memcpy(to_planes ? planes : block, to_planes ? block : planes, size);
         }
@@ -118,19 +132,11 @@ static void from_logical(const void *from, size_t size, const iso__cpu_view *v) 
         transpose_blocks(v, v->data, (float *)planes, false);
         return;
     }
-    // Zeros between the channels that exist and the end of the last block.
-    if (v->channels % v->inner) memset(v->data, 0, (size_t)v->total * size);
+    clear_padding(v, size);
     if (size == sizeof(uint16_t))
         walk_blocks(v, sizeof(uint16_t), planes, false);
     else
         walk_blocks(v, sizeof(float), planes, false);
-}
-
-// Is element i of the storage a channel that exists?
-static bool is_channel(const iso__cpu_view *v, int64_t i) {
-    if (v->channels % v->inner == 0) return true;
-    int64_t group = i / v->inner / (v->height * v->width) % v->groups;
-    return group * v->inner + i % v->inner < v->channels;
 }
 
 static iso_status fail_unsupported(iso_dtype dtype) {
@@ -144,22 +150,22 @@ static iso_status memory_fill(iso_device *self, iso_tensor *x, double value) {
     uint32_t half = x->dtype == ISO_BF16 ? iso__bf16_of(single) : iso__f16_of(single);
     switch (x->dtype) {
     case ISO_F32:
-        for (int64_t i = 0; i < v.total; i++)
-            ((float *)v.data)[i] = is_channel(&v, i) ? single : 0.0f;
-        return ISO_OK;
+        for (int64_t i = 0; i < v.total; i++) ((float *)v.data)[i] = single;
+        break;
     case ISO_BF16:
     case ISO_F16:
-        for (int64_t i = 0; i < v.total; i++)
-            ((uint16_t *)v.data)[i] = is_channel(&v, i) ? (uint16_t)half : 0;
-        return ISO_OK;
+        for (int64_t i = 0; i < v.total; i++) ((uint16_t *)v.data)[i] = (uint16_t)half;
+        break;
     case ISO_F64:
         for (int64_t i = 0; i < v.total; i++) ((double *)v.data)[i] = value;
-        return ISO_OK;
+        break;
     case ISO_I64:
         for (int64_t i = 0; i < v.total; i++) ((int64_t *)v.data)[i] = (int64_t)value;
-        return ISO_OK;
+        break;
     default: return fail_unsupported(x->dtype);
     }
+    clear_padding(&v, iso_dtype_size(x->dtype));
+    return ISO_OK;
 }
 
 static iso_status memory_to_host(iso_device *self, const iso_tensor *from, void *host) {
@@ -207,17 +213,11 @@ static iso_status check_convertible(iso_dtype type) {
     return fail_unsupported(type);
 }
 
-// Where an element is in memory: channel c of sample n, cell i.
-static int64_t place_of(const iso__cpu_view *v, int64_t n, int64_t c, int64_t i) {
-    int64_t plane = v->height * v->width;
-    return ((n * v->groups + c / v->inner) * plane + i) * v->inner + c % v->inner;
-}
-
 // One layout is blocked, and the other logical.
 static void convert_across(const iso__cpu_view *a, const iso_tensor *from, const iso__cpu_view *b,
                            iso_tensor *to) {
     float one;
-    if (b->channels % b->inner) memset(b->data, 0, (size_t)b->total * iso_dtype_size(to->dtype));
+    clear_padding(b, iso_dtype_size(to->dtype));
     for (int64_t n = 0; n < a->rows; n++)
         for (int64_t c = 0; c < a->channels; c++)
             for (int64_t i = 0; i < a->height * a->width; i++)
