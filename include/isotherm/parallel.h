@@ -77,8 +77,8 @@ typedef struct iso_data_parallel_config {
     const double *bucket_list_mb;
     int bucket_list_count;
     // MiB. Parameters of at least two pieces of this size are exchanged and updated in pieces of
-    // whole rows; Linear sends pieces while its backward computes the next ones. 0, or only one
-    // rank: no pieces.
+    // whole rows; Linear sends pieces while its backward computes the next ones, where these
+    // have the same bits as the whole (docs/gradient-engine.md). 0, or only one rank: no pieces.
     double piece_mb;
     iso_order order;
     // true: some parameters may get no gradient in a backward, see ISO_UNUSED_NEGOTIATE

@@ -213,7 +213,8 @@ typedef struct iso_kernel_ops {
     iso_status (*linear_backward_rows)(iso_device *self, const iso_tensor *x, const iso_tensor *dy,
                                        int64_t first, iso_tensor *dw, bool accumulate);
     // columns [N, C] = columns first .. first + C of x [N, K]. NULL unless linear_backward_rows is
-    // NULL.
+    // NULL; then also NULL if the bits of a row may depend on the rows that are computed with it.
+    // Callers then compute the whole gradient.
     iso_status (*take_columns)(iso_device *self, const iso_tensor *x, int64_t first,
                                iso_tensor *columns);
     iso_status (*conv2d_forward)(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,

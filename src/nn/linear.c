@@ -58,12 +58,17 @@ typedef struct reads {
     iso_tensor **columns; // slot for some columns of dy
 } reads;
 
+static bool can_cut(const iso_kernel_ops *kernels) {
+    return kernels->linear_backward_rows || kernels->take_columns;
+}
+
 // dw = dy^T x, so a piece with R rows of dw needs R columns of dy.
 static iso_status gradient_of_piece(iso_module *self, const reads *r, int k) {
     const iso_parameter *w = iso_container_of(self, linear, base)->weight;
     const iso_kernel_ops *kernels = iso__kernels(&r->x);
     const int64_t first = k * w->pieces->rows;
     iso_tensor *dw = w->pieces->grad[k];
+    if (!can_cut(kernels)) return ISO_OK; // backward_pieces has computed it
     if (kernels->linear_backward_rows)
         return kernels->linear_backward_rows(self->device, &r->x, &r->dy, first, dw, w->grad_valid);
     ISO_TRY(iso_call_tensor(self, r->columns, 2, (int64_t[]){r->dy.shape[0], dw->shape[0]},
@@ -86,9 +91,11 @@ static iso_status backward_piece(iso_module *self, const reads *r, int k) {
 static iso_status backward_pieces(iso_module *self, const reads *r, iso_tensor *db) {
     linear *l = iso_container_of(self, linear, base);
     const iso_parameter *w = l->weight, *b = l->bias;
-    if (db)
-        ISO_TRY(iso__kernels(&r->x)->linear_backward_params(self->device, &r->x, &r->dy, NULL,
-                                                            false, db, b->grad_valid));
+    const iso_kernel_ops *kernels = iso__kernels(&r->x);
+    iso_tensor *whole = can_cut(kernels) ? NULL : w->grad;
+    if (db || whole)
+        ISO_TRY(kernels->linear_backward_params(self->device, &r->x, &r->dy, whole, w->grad_valid,
+                                                db, b && b->grad_valid));
     if (b && b->requires_grad && self->call_depth == 0 && b->references == 1)
         ISO_TRY(w->pieces->other_ready(w->pieces, b));
     for (int k = 0; k < w->pieces->count; k++) ISO_TRY(backward_piece(self, r, k));

@@ -147,6 +147,84 @@ Test(linear_pieces, are_reported_one_by_one_behind_the_bias) {
     expect_order(false, "012");
 }
 
+// ---- Bits of gradients ------------------------------------------------------------------------------
+
+enum { WIDE = 200, MOST_CUTS = WIDE / 16 + 1 };
+
+static iso_status ignore_piece(const iso_pieces *pieces, int k) {
+    (void)pieces, (void)k;
+    return ISO_OK;
+}
+static iso_status ignore_other(const iso_pieces *pieces, const iso_parameter *other) {
+    (void)pieces, (void)other;
+    return ISO_OK;
+}
+
+// Cuts w->grad into pieces of so many rows; 0: not at all. To be ended by uncut.
+static void cut(iso_parameter *w, int64_t rows, iso_pieces *pieces, iso_tensor **grad) {
+    size_t row = (size_t)WIDE * iso_dtype_size(w->grad->dtype);
+    *pieces = (iso_pieces){
+        .rows = rows, .grad = grad, .ready = ignore_piece, .other_ready = ignore_other};
+    for (int64_t first = 0; rows > 0 && first < WIDE; first += rows) {
+        const int64_t shape[] = {WIDE - first < rows ? WIDE - first : rows, WIDE};
+        cr_ok(iso_tensor_borrow(w->grad->device, w->grad->dtype, 2, shape,
+                                (char *)w->grad->data + (size_t)first * row,
+                                &grad[pieces->count++]));
+    }
+    w->pieces = rows > 0 ? pieces : NULL;
+}
+
+static void uncut(iso_parameter *w, const iso_pieces *pieces) {
+    for (int k = 0; k < pieces->count; k++) iso_tensor_destroy(&pieces->grad[k]);
+    w->pieces = NULL;
+}
+
+// With a batch of few rows, as processors without AVX-512 need to differ, and of several.
+static void check_gradients(iso_dtype dtype, int64_t batch) {
+    static const int64_t rows[] = {16, 48, 80, 96, 112};
+    iso_rng rng = {.seed = 5};
+    iso_module *linear;
+    iso_tensor *y, *dy, *grad[MOST_CUTS];
+    iso_pieces pieces;
+    iso_device *device = open_cpu();
+    iso_tensor *x = random_tensor_of(device, dtype, 2, (int64_t[]){batch, WIDE}, 9);
+    cr_ok(iso_linear_create(device, WIDE, WIDE, true, &rng, &linear));
+    cr_ok(iso_module_to(linear, dtype));
+    iso_parameter *w = linear->parameter[0];
+    double *whole = NULL;
+    for (int i = -1; i < (int)(sizeof(rows) / sizeof(rows[0])); i++) {
+        w->grad_valid = linear->parameter[1]->grad_valid = false;
+        dy = random_tensor_of(device, dtype, 2, (int64_t[]){batch, WIDE}, 4);
+        cr_ok(iso_module_call(linear, ISO_ACT_NONE, x, &y));
+        cut(w, i < 0 ? 0 : rows[i], &pieces, grad);
+        cr_ok(iso_module_call_backward(linear, dy, NULL));
+        double *got = tensor_doubles(w->grad);
+        if (whole)
+            cr_assert_eq(memcmp(whole, got, sizeof(double) * WIDE * WIDE), 0,
+                         "bits differ in pieces of %d rows", (int)rows[i]);
+        else
+            whole = got;
+        if (got != whole) free(got);
+        iso_tensor_destroy(&dy);
+        uncut(w, &pieces);
+    }
+    free(whole);
+    iso_module_destroy(&linear);
+    iso_tensor_destroy(&x);
+    close_cpu(&device);
+}
+
+static void check_all_gradients(void) {
+    check_gradients(ISO_F32, 4);
+    check_gradients(ISO_F32, 33);
+    check_gradients(ISO_F64, 4);
+}
+Test(linear_pieces, gradients_have_the_bits_of_the_whole) { check_all_gradients(); }
+Test(linear_pieces, gradients_have_the_bits_of_the_whole_in_plain_c) {
+    setenv("ISO_CPU_KERNELS", "reference", 1);
+    check_all_gradients();
+}
+
 // ---- Forward with AVX-512 -----------------------------------------------------------------------
 
 // Rows that have been used may be anything when the last piece comes.

@@ -23,6 +23,11 @@ static void close_set(iso__cpu *cpu) {
     iso__tuner_destroy(&cpu->tuner);
 }
 
+// Without AVX-512, its matrix product computes the last rows in another order than the others.
+static void keep_gradients_whole(iso__cpu *cpu) {
+    if (cpu->block < 16) cpu->f32.take_columns = cpu->half.take_columns = NULL;
+}
+
 iso_status iso__cpu_use_onednn(iso__cpu *cpu) {
     cpu->close_set = close_set;
     ISO_TRY(iso__tuner_create(&cpu->tuner));
@@ -35,6 +40,7 @@ iso_status iso__cpu_use_onednn(iso__cpu *cpu) {
     iso__onednn_fill_linear(&cpu->f32);
     iso__onednn_fill_half_conv(&cpu->half);
     iso__onednn_fill_half_linear(&cpu->half);
+    keep_gradients_whole(cpu);
     ISO_TRY(set_threads(&cpu->base, 1));
     return ISO_OK;
 }

@@ -43,6 +43,8 @@ iso_status iso__cpu_use_cblas(iso__cpu *cpu) {
     cpu->gemm[ISO_F32] = gemm_f32;
     cpu->gemm[ISO_F64] = gemm_f64;
     cpu->ops.set_threads = set_threads;
+    // The bits of a row may depend on how many there are.
+    cpu->f32.take_columns = cpu->f64.take_columns = cpu->half.take_columns = NULL;
     ISO_TRY(set_threads(&cpu->base, 1));
     return ISO_OK;
 }
