@@ -23,12 +23,7 @@ typedef struct power_sum {
 } power_sum;
 
 static double element_magnitude(const iso_tensor *t, const void *data, int64_t i) {
-    switch (t->dtype) {
-    case ISO_F64: return fabs(((const double *)data)[i]);
-    case ISO_BF16: return fabs((double)iso__of_bf16(((const uint16_t *)data)[i]));
-    case ISO_F16: return fabs((double)iso__of_f16(((const uint16_t *)data)[i]));
-    default: return fabs((double)((const float *)data)[i]);
-    }
+    return fabs(iso__element_get(t->dtype, data, i));
 }
 
 static void add_squares(power_sum *s, int64_t count, const float *x) {
