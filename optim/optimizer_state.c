@@ -137,6 +137,17 @@ static iso_status check_groups(iso__base_optimizer *self) {
     return ISO_OK;
 }
 
+// A mean over the ranks of another number is that of master weights, not of rounded values.
+static void round_loaded(iso__base_optimizer *self) {
+    for (int i = 0; i < self->count; i++) {
+        const iso__slot *slot = &self->slot[i];
+        const iso_tensor *value = slot->parameter->value;
+        if (iso__slot_has(self, slot, ISO_STATE_MASTER))
+            iso__master_round(value->dtype, value->count,
+                              iso__slot_state(self, slot, ISO_STATE_MASTER), value->data);
+    }
+}
+
 // If the updates of each parameter were not saved (-1), takes the steps of its group.
 iso_status iso__base_loaded(iso_optimizer *optimizer) {
     iso__base_optimizer *self = iso_container_of(optimizer, iso__base_optimizer, base);
@@ -146,6 +157,7 @@ iso_status iso__base_loaded(iso_optimizer *optimizer) {
         if (slot->step < 0) slot->step = iso__group_hyper(self, slot->group)->step;
         slot->left = 0;
     }
-    if (self->shards) ISO_TRY(iso__dp_state_take(self));
+    if (self->shards) return iso__dp_state_take(self);
+    round_loaded(self);
     return ISO_OK;
 }

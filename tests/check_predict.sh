@@ -78,6 +78,9 @@ agrees resnet18 colour 1 --steps 6 --batch 8
 agrees mlp grey 1 --steps 30 --dtype f64
 grep -aq '"F64"' mlp
 result $? "and that was in f64"
+agrees mlp grey 1 --steps 30 --dtype bf16
+grep -aq '"BF16"' mlp
+result $? "and that was in bf16"
 agrees mlp grey 1 --steps 60 --checkpoint-every 50
 [ "$launcher" = no ] || agrees cnn grey 2 --steps 10 --mean 0.5 --std 0.25
 
@@ -157,7 +160,7 @@ damaged() { # entry, value, pattern of what it must be
         refused "a damaged entry $1" "bad has a damaged metadata entry isotherm\.$1: .*$3" --checkpoint bad "$images"
 }
 damaged model nlp '"nlp" is not mlp\|cnn\|lenet\|resnet18\|resnet50: give another checkpoint$'
-damaged dtype f16 '"f16" is not f32\|f64: give another checkpoint$'
+damaged dtype i64 '"i64" is not f32\|f64\|bf16\|f16: give another checkpoint$'
 damaged shape '1 28' '"1 28 *" is not channels, height and width: give another checkpoint$'
 damaged shape '1 28 0x' '"1 28 0x *" is not channels, height and width'
 damaged classes 1x '"1x" is not a number of classes'

@@ -71,7 +71,7 @@ refused 0 "an unknown optimizer" '--optimizer newton is not supported' --optimiz
 refused 0 "an unknown schedule" '--schedule up is not supported' --schedule=up
 refused 0 "an unknown sync mode" '--sync never is not supported' --sync never
 refused 0 "a device that is not there" 'unknown device "tpu": known devices are cpu, cuda' --device tpu
-refused 0 "an element type that is not there" '--dtype bf16 is not supported: give f32' --dtype bf16
+refused 0 "an element type that is not there" '--dtype i32 is not supported: give f32' --dtype i32
 refused 0 "no epochs" '--epochs 0: give a whole number' --epochs 0
 refused 0 "a batch that is no whole number" '--batch 1.5: give a whole number' --batch 1.5
 refused 0 "an update of no batch" '--accumulate 0: give a whole number' --accumulate 0
@@ -286,8 +286,23 @@ lazy=$(hash_of --data good --model resnet18 --batch 2 --steps 2 --autocast bf16)
     [ "$lazy" != "$(hash_of --data good --model resnet18 --batch 2 --steps 2)" ]
 result $? "--autocast bf16 gives lazy the parameters of blocking"
 run_anew 2 "$train" --data good --model mlp --steps 20 --lr 10 --quiet --autocast f16
-has_failed && grep -q 'diverged: .*NaN or infinite: try --grad-scaler, --autocast bf16 or a lower --lr$' stderr
+has_failed && grep -q 'diverged: .*NaN or infinite: try --grad-scaler, bf16 instead of f16, or a lower --lr$' stderr
 result $? "f16 that overflows names what helps"
+# Parameters of 16 bits, whose master weights are saved.
+set -- --data good --model lenet --batch 8 --dtype bf16 --sync lazy --zero --checkpoint half --overwrite
+hash_of "$@" --steps 6 --checkpoint-every 6 >dump
+[ "$(hash_of "$@" --steps 12 --checkpoint-every 6 --resume auto --extend)" = \
+    "$(hash_of --data good --model lenet --batch 8 --dtype bf16 --sync blocking --steps 12)" ]
+result $? "a run with --dtype bf16 and --zero is saved and goes on as one in blocking mode"
+[ "$(hash_of --data good --model lenet --batch 8 --steps 4 --dtype f16 --sync lazy --zero-stage 3)" = \
+    "$(hash_of --data good --model lenet --batch 8 --steps 4 --dtype f16 --sync blocking)" ]
+result $? "--dtype f16 gives lazy with --zero-stage 3 the parameters of blocking"
+refused 2 "parameters of 16 bits on a GPU" '--dtype bf16 is for --device cpu: use --autocast bf16' --dtype bf16 \
+    --device cuda --data nowhere
+refused 2 "parameters of 16 bits, ZeRO and a periodic mode" '--dtype f16 cannot be combined with both ZeRO and --sync' \
+    --dtype f16 --sync daso --zero --data nowhere
+refused 2 "rounded parameters with rounded activations" '--autocast bf16 rounds f32: remove it or --dtype f16' \
+    --autocast bf16 --dtype f16 --data nowhere
 refused 2 "activations of f16 on a GPU" '--autocast f16 is for --device cpu: use --autocast bf16' --autocast f16 \
     --device cuda --data nowhere
 refused 2 "activations of f16 in products of bf16" '--math bf16 would round activations of f16 to bf16: remove it' \

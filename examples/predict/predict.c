@@ -328,17 +328,14 @@ static const char *activations_of(const prediction *p) {
 
 static iso_status build_model(prediction *p) {
     const char *name = find_fact(p, "--model", p->given.model);
-    const char *dtype = iso_state_dict_metadata(&p->dict, "isotherm.dtype");
-    iso_dtype type = ISO_F32;
     iso_rng rng = {.seed = 1};
-    if (dtype) TRY(iso_dtype_parse(dtype, &type));
     if (!model_fits(name, &p->info))
         FAIL(ISO_ERR_SHAPE, "the images of %s are %lld x %lld, too small for --model %s",
              p->given.data, (long long)p->info.height, (long long)p->info.width, name);
     TRY(find_classes(p, name));
     model_options wanted = {.name = name, .activations = activations_of(p)};
     TRY(model_create_with(&wanted, p->device, &p->info, &rng, &p->model));
-    TRY(iso_module_to(p->model, type));
+    TRY(predict_metadata_convert(&p->dict, &p->model));
     TRY(load_parameters(p, name));
     TRY(check_parameters(p));
     return iso_module_train(p->model, false);

@@ -3,8 +3,10 @@
 #include "predict_metadata.h"
 
 #include "support/models.h"
+#include "support/try.h"
 
 #include <ctype.h>
+#include <isotherm/layers.h>
 #include <isotherm/strategy.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,7 +16,7 @@
 enum { SHOWN = 60 };
 
 static bool is_model(const char *text) { return iso_setting_among(text, MODEL_NAMES); }
-static bool is_dtype(const char *text) { return iso_setting_among(text, "f32|f64"); }
+static bool is_dtype(const char *text) { return iso_setting_among(text, "f32|f64|bf16|f16"); }
 
 // The number of numbers from `least` on, with one blank between them; -1: something else is there.
 static int count_numbers(const char *text, double least) {
@@ -40,7 +42,7 @@ static const struct {
 } entries[] = {
     {"isotherm.model", MODEL_NAMES, is_model},
     {"isotherm.activations", MODEL_ACTIVATIONS_RULE, model_activations_fit},
-    {"isotherm.dtype", "f32|f64", is_dtype},
+    {"isotherm.dtype", "f32|f64|bf16|f16", is_dtype},
     {"isotherm.shape", "channels, height and width", is_shape},
     {"isotherm.classes", "a number of classes", is_count},
     {"isotherm.mean", "a number for each channel", are_numbers},
@@ -65,6 +67,17 @@ iso_status predict_metadata_check(const iso_state_dict *dict, const char *file, 
         if (strcmp(entries[i].key, key) == 0 && !entries[i].fits(value))
             return predict_metadata_refuse(file, key, value, entries[i].wanted);
     return ISO_OK;
+}
+
+iso_status predict_metadata_convert(const iso_state_dict *dict, iso_module **model) {
+    const char *name = iso_state_dict_metadata(dict, "isotherm.dtype");
+    bool on_cpu = strcmp(iso_device_name((*model)->device), "cpu") == 0;
+    iso_dtype type = ISO_F32;
+    if (name) TRY(iso_dtype_parse(name, &type));
+    bool half = type == ISO_BF16 || type == ISO_F16;
+    if (half && !on_cpu) return ISO_OK;
+    TRY(iso_module_to(*model, type));
+    return half ? iso_autocast_create_take(*model, type, model) : ISO_OK;
 }
 
 iso_status predict_channels_parse(const char *option, const char *text, int64_t channels,

@@ -212,14 +212,21 @@ iso_status model_create(const char *name, iso_device *device, const iso_dataset_
     return model_create_with(&options, device, data, rng, out);
 }
 
+// A number of 16 bits is not finite if all bits of its exponent are set.
+static bool is_finite_at(iso_dtype type, const void *data, int64_t i) {
+    unsigned exponent = type == ISO_BF16 ? 0x7f80 : 0x7c00;
+    if (type == ISO_F64) return isfinite(((const double *)data)[i]);
+    if (type == ISO_F32) return isfinite(((const float *)data)[i]);
+    return (((const uint16_t *)data)[i] & exponent) != exponent;
+}
+
 static iso_status is_finite(iso_tensor *t, bool *finite) {
     void *data;
     iso_status status = iso_tensor_map(t, ISO_READ, &data);
     if (status < 0) return status;
-    bool is_f64 = iso_tensor_dtype(t) == ISO_F64;
     *finite = true;
     for (int64_t i = 0; i < iso_tensor_count(t) && *finite; i++)
-        *finite = is_f64 ? isfinite(((double *)data)[i]) : isfinite(((float *)data)[i]);
+        *finite = is_finite_at(iso_tensor_dtype(t), data, i);
     return iso_tensor_unmap(t);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Refuses options that cannot be combined, before anything is opened.
 #include "train_server.h"
+#include "train_text.h"
 #include "train_tournament.h"
 
 #include "support/models.h"
@@ -13,9 +14,27 @@ static iso_status check_wire(const train_options *o) {
     const char *wire = train_setting_text(o, "wire");
     bool rounds = wire && strcmp(wire, "f32") != 0 && strcmp(wire, "noop") != 0 &&
                   strcmp(wire, train_setting_of(o->sync, "wire")->initial) != 0;
-    if (rounds && strcmp(o->dtype, "f32") != 0)
+    if (rounds && strcmp(o->dtype, "f64") == 0) // of 16 bits the f32 master weights travel
         return train_error(ISO_ERR_ARG, "--wire %s needs f32: remove it or --dtype %s", wire,
                            o->dtype);
+    return ISO_OK;
+}
+
+static iso_status check_dtype(const train_options *o) {
+    bool half = strcmp(o->dtype, "bf16") == 0 || strcmp(o->dtype, "f16") == 0;
+    if (half && strncmp(o->device, "cuda", 4) == 0)
+        return train_error(ISO_ERR_ARG,
+                           "--dtype %s is for --device cpu: use --autocast bf16, which keeps "
+                           "parameters in f32",
+                           o->dtype);
+    const iso_strategy *strategy;
+    TRY(iso_strategy_find(o->sync, &strategy));
+    if (half && strategy->finish && train_zero_stage(o) > 0)
+        return train_error(
+            ISO_ERR_ARG,
+            "--dtype %s cannot be combined with both ZeRO and --sync %s: use f32, or "
+            "no ZeRO",
+            o->dtype, o->sync);
     return ISO_OK;
 }
 
@@ -190,6 +209,7 @@ iso_status train_options_check(const train_options *o) {
     TRY(check_strategy(o));
     TRY(check_wire(o));
     TRY(check_math(o));
+    TRY(check_dtype(o));
     TRY(check_autocast(o));
     TRY(check_average(o));
     TRY(check_buffers(o));

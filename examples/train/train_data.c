@@ -79,6 +79,7 @@ static iso_status plain_config(const train_run *run, iso_loader_config *out) {
     *out = (iso_loader_config)ISO_LOADER_DEFAULT;
     TRY(take_normalisation(run->options, &run->world->info, run->normalisation, out));
     TRY(iso_dtype_parse(run->options->dtype, &out->dtype));
+    if (out->dtype != ISO_F64) out->dtype = ISO_F32; // the model rounds them to 16 bits
     out->threads = (int)run->options->loader_threads;
     return ISO_OK;
 }

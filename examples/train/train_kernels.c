@@ -71,7 +71,7 @@ static iso_status spread_choices(const train_run *run) {
 iso_status train_kernels_setup(const train_run *run) {
     TRY(iso_device_set_choices(run->world->device, NULL, 0)); // of a run before
     if (run->options->kernels[0] == 'f') return ISO_OK;
-    if (strcmp(run->options->dtype, "f32") != 0) return ISO_OK; // f64 has no candidates
+    if (strcmp(run->options->dtype, "f64") == 0) return ISO_OK; // it has no candidates
     TRY(iso_comm_agree(run->world->comm, run->world->rank == 0 ? tune_kernels(run) : ISO_OK));
     return spread_choices(run);
 }

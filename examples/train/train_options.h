@@ -69,6 +69,8 @@ size_t train_options_difference(const char *a, const char *b);
 iso_status train_options_settings(const train_options *values, iso_settings *out);
 // Collective over MPI_COMM_WORLD. ISO_ERR_MISMATCH if this rank's options differ from rank 0's.
 iso_status train_options_agree(const train_options *values);
+// train_text.c. The type of 16 bits that --dtype or --autocast gives activations; NULL: none does.
+const char *train_activations(const train_options *options);
 void train_options_help(FILE *to);
 // Local. ISO_ERR_ARG for an unknown option. The message names the most similar option of train or
 // in `more`.

@@ -44,11 +44,12 @@ void train_report_start(const train_run *run) {
             (long long)info->height, (long long)info->width, info->classes,
             info->classes == 1 ? "" : "es");
     tell_test_limit(run, to);
-    bool rounds = strcmp(o->autocast, "none") != 0;
-    fprintf(to, "model     %s%s, %lld parameters, on %s, %s kernels%s%s\n", o->model,
+    const char *type = train_activations(o);
+    fprintf(to, "model     %s%s, %lld parameters%s%s, on %s, %s kernels%s%s\n", o->model,
             o->dropout ? " with dropout" : "", (long long)iso_module_parameter_count(run->model),
-            iso_device_describe(run->world->device), o->kernels, rounds ? ", activations of " : "",
-            rounds ? o->autocast : "");
+            strcmp(o->dtype, "f32") == 0 ? "" : " of ",
+            strcmp(o->dtype, "f32") == 0 ? "" : o->dtype, iso_device_describe(run->world->device),
+            o->kernels, type ? ", activations of " : "", type ? type : "");
     char times[32] = "", algorithm[TRAIN_ALGORITHM_ROOM];
     if (o->accumulate > 1) snprintf(times, sizeof(times), " x %lld", (long long)o->accumulate);
     fprintf(to, "training  %s on %s x %s%s, %s, %s, %s schedule, lr %g\n",

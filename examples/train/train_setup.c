@@ -100,14 +100,15 @@ static iso_status create_losses(train_run *run) {
     return iso_loss_create_with(run->world->device, &config, &run->loss);
 }
 
-// --autocast, or --math bf16 on a GPU.
+// --autocast, or --math bf16 on a GPU, or parameters of 16 bits.
 static iso_status round_activations(const train_run *run, iso_module **model) {
     const train_options *o = run->options;
     bool on_gpu = strcmp(iso_device_name(run->world->device), "cpu") != 0;
     bool by_math = on_gpu && strcmp(o->math, "bf16") == 0;
-    iso_dtype half = ISO_BF16;
-    if (!by_math && strcmp(o->autocast, "none") == 0) return ISO_OK;
-    if (!by_math) TRY(iso_dtype_parse(o->autocast, &half));
+    const char *type = by_math ? "bf16" : train_activations(o);
+    iso_dtype half;
+    if (!type) return ISO_OK;
+    TRY(iso_dtype_parse(type, &half));
     TRY(iso_autocast_create_take(*model, half, model)); // on failure *model is NULL
     // A loss comes next. Its gradient must be f32 to be scaled.
     return iso_autocast_keep_output(*model, o->accumulate == 1 && !o->grad_scaler);

@@ -36,9 +36,16 @@ const char *train_algorithm_text(const train_run *run, char text[TRAIN_ALGORITHM
 }
 
 const char *train_nan_advice(const train_run *run) {
-    bool f16 = strcmp(run->options->autocast, "f16") == 0;
-    if (f16 && !run->scaler) return "try --grad-scaler, --autocast bf16 or a lower --lr";
-    return f16 ? "try --autocast bf16 or a lower --lr" : "try a lower --lr";
+    const char *type = train_activations(run->options);
+    bool f16 = type && strcmp(type, "f16") == 0;
+    if (f16 && !run->scaler) return "try --grad-scaler, bf16 instead of f16, or a lower --lr";
+    return f16 ? "try bf16 instead of f16, or a lower --lr" : "try a lower --lr";
+}
+
+const char *train_activations(const train_options *o) {
+    bool half = strcmp(o->dtype, "bf16") == 0 || strcmp(o->dtype, "f16") == 0;
+    if (half) return o->dtype;
+    return strcmp(o->autocast, "none") == 0 ? NULL : o->autocast;
 }
 
 const char *train_count_text(int64_t count, const char *noun, char text[48]) {

@@ -93,7 +93,7 @@ iso_status iso_dropout_create(iso_device *device, double p, iso_rng *rng, iso_mo
 iso_status iso_dropout2d_create(iso_device *device, double p, iso_rng *rng, iso_module **out);
 // Converts its input to another element type, and gradients back to the type of the input. Put it
 // between an f32 layer and an f64 one. With dtype ISO_BF16 or, on CPUs, ISO_F16 the layers after it
-// have activations of that type, see iso_autocast_create_take.
+// have activations of that type, see iso_autocast_create_take and iso_module_to.
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out);
 // Log-softmax over the last dimension of [N, K].
 iso_status iso_log_softmax_create(iso_device *device, iso_module **out);
@@ -228,7 +228,8 @@ iso_status iso_choice_mutate(iso_module *model, uint64_t random, void *user);
 // indices alone (ISO_ERR_TYPE): embeddings belong in front of it. f16 has few bits of exponent:
 // scale the loss (isotherm/grad_scaler.h), so that small gradients do not become 0.
 //
-// module must be f32 (ISO_ERR_TYPE). Its parameters keep their names, and may be tied to parameters
+// module must be f32, or of type dtype (ISO_ERR_TYPE): see iso_module_to. Layers round no
+// parameters that have type dtype. Parameters keep their names, and may be tied to parameters
 // outside. Create the Autocast first and wrap it in data_parallel afterwards (else ISO_ERR_STATE).
 // Takes one reference of module, also on failure. ISO_ERR_ARG for another dtype,
 // ISO_ERR_UNSUPPORTED if the device has no kernels for it (GPUs: f16).

@@ -26,9 +26,11 @@ typedef struct iso_rng {
 // ---- Parameters -----------------------------------------------------------------------------------
 
 typedef struct iso_parameter {
-    const char *name;   // local name, e.g. "weight"; owned by the module
-    iso_tensor *value;  // logical layout; only layers read it directly, see iso_parameter_value
-    iso_tensor *grad;   // shape and type of value; may be a view of a communication buffer
+    const char *name;  // local name, e.g. "weight"; owned by the module
+    iso_tensor *value; // logical layout; only layers read it directly, see iso_parameter_value
+    // Shape of value, and its type; f32 if value is bf16 or f16. May be a view of a communication
+    // buffer.
+    iso_tensor *grad;
     bool requires_grad; // false: frozen, its gradient is neither computed nor exchanged
     bool grad_valid;    // false: the gradient is zero, and the next backward overwrites its memory
     // Set by a wrapper that updates lazily: completes the pending work on this parameter.
@@ -36,7 +38,7 @@ typedef struct iso_parameter {
     void *complete_user;
     // Set along with it: its number among the parameters that the wrapper updates.
     int complete_index;
-    int optimizers; // number of optimizers with state for it; that state has its element type
+    int optimizers; // number of optimizers with state for it; that state has the type of grad
     int references; // number of modules that use it; above 1 for a tied one, see iso_module_tie
     // Set by a wrapper that exchanges and updates this parameter in pieces; else NULL.
     const struct iso_pieces *pieces;
@@ -201,6 +203,9 @@ typedef struct iso_module_ops {
     // Forward and backward accept activations of bf16 and f16 (iso_autocast_create_take) with f32
     // parameters. In a container: it passes such activations on. false: such input is ISO_ERR_TYPE.
     bool takes_half;
+    // They also accept parameters of the type of such activations; gradients of parameters are f32.
+    // false: iso_module_to leaves this layer's parameters f32 when it makes a module bf16 or f16.
+    bool half_parameters;
     // The output may be of another real type than the input.
     bool changes_type;
     // The input holds indices: i32 or i64. The output has the type of the parameters. Gradients end
@@ -298,8 +303,8 @@ struct iso_module {
 // then initialise it. iso_module_destroy calls ops->destroy and then frees the struct with free().
 iso_status iso_module_init(iso_module *module, const iso_module_ops *ops, iso_device *device);
 // Adds a parameter of zeros with the module's type, which is f32 until iso_module_to. Right after
-// this call a layer may replace value and grad by tensors of another type, f32 or f64. ISO_ERR_ARG
-// for an empty name, a '.' in it, or a name in use.
+// this call a layer may replace value and grad by tensors of another type, f32 or f64 (on CPUs also
+// bf16 or f16, with a grad of f32). ISO_ERR_ARG for an empty name, a '.' in it, or a name in use.
 iso_status iso_module_add_parameter(iso_module *module, const char *name, int ndim,
                                     const int64_t *shape, iso_parameter **out);
 // Adds a buffer of zeros of type f32, f64 or i64. ndim 0 (shape NULL): a scalar. Same errors.
@@ -360,11 +365,17 @@ iso_status iso_module_call_backward_many(iso_module *child, const iso_tensors *g
 // data_parallel wrapper completes pending updates when it enters evaluation mode; the call is then
 // collective.
 iso_status iso_module_train(iso_module *module, bool training);
-// Converts the parameters and buffers of the module and all modules below it to f32 or f64. The
-// module then computes in this type. Values are kept. Gradients become zero, and what forwards
-// saved for their backward is discarded. i64 buffers are unchanged. Layers are f32 at creation;
-// connect layers of different types with iso_cast_create. ISO_ERR_STATE once the module is wrapped
-// or given to an optimizer.
+// Converts the parameters and buffers of the module and all modules below it to f32, f64, bf16 or
+// f16. The module then computes in this type. Values are rounded to it. Gradients become zero, and
+// what forwards saved for their backward is discarded. i64 buffers are unchanged. Layers are f32 at
+// creation; connect layers of different types with iso_cast_create, or, for f32 around 16 bits,
+// with iso_autocast_create_take. ISO_ERR_STATE once the module is wrapped or given to an optimizer.
+//
+// bf16 and f16, on CPUs: these are the types of parameters, inputs, activations and outputs.
+// Gradients of parameters are f32, and so are all buffers, and the parameters of norms and of other
+// layers without half_parameters. An optimizer keeps f32 master weights: it updates these and
+// rounds them to the parameters (optim.h). ISO_ERR_TYPE for a layer without takes_half.
+// ISO_ERR_UNSUPPORTED on a GPU.
 iso_status iso_module_to(iso_module *module, iso_dtype dtype);
 // Moves the module and all modules below it to another device (PyTorch: module.to(device), cuda(),
 // cpu()). Does nothing if they are there already. Values, buffers and valid gradients keep their

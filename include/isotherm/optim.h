@@ -197,11 +197,12 @@ typedef struct iso_optimizer_group {
 // reducer. Collective if an exchange is pending, else local. ISO_ERR_STATE if the reducer has an
 // update function. To clip, call iso_reducer_clip_grad_norm (clip.h) before the step.
 //
-// For a bf16 or f16 parameter the optimizer keeps f32 values, the master weights, and its other
-// state in f32. An update changes the master weights, and rounds them to the parameter, to nearest.
-// An element that the program has changed since the last update is taken over: its master weight
-// becomes the new value. Master weights are saved with the optimizer's state
-// (state.NAME.master_param of the state dict), and with ZeRO each rank keeps those that it updates.
+// For a bf16 or f16 parameter, of a reducer or of a module, an optimizer keeps f32 values, the
+// master weights, and its other state in f32. An update changes the master weights, and rounds them
+// to the parameter, to nearest. An element that the program has changed since the last update is
+// taken over: its master weight becomes the new value. Master weights are saved with the
+// optimizer's state (state.NAME.master_param of the state dict), and with ZeRO each rank keeps
+// those that it updates.
 iso_status iso_reducer_set_optimizer(iso_reducer *reducer, iso_optimizer_kind kind,
                                      const iso_hyper *hyper, const iso_optimizer_group *groups,
                                      int group_count, iso_optimizer **out);

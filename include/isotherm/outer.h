@@ -25,7 +25,7 @@ enum { ISO_OUTER_STATES = 4 };
 typedef struct iso_outer_span {
     size_t count;
     bool f64;                      // the type: f64, else f32
-    void *now;                     // the parameters of this rank
+    void *now;                     // the parameter of this rank, or its f32 master weights
     const void *sent, *mean;       // what this rank sent, and the mean of that; NULL in `send`
     void *state[ISO_OUTER_STATES]; // the first `states` of them; saved and resumed
     int ranks;      // number of ranks (or nodes, where nodes exchange) over which the mean is taken

@@ -43,8 +43,8 @@ void iso_incompatible_keys_destroy(iso_incompatible_keys *keys); // resets to {0
 iso_status iso_module_state_dict(iso_module *module, iso_state_dict *out);
 
 // Copies the tensors of dict into the parameters and buffers with the same names, and converts
-// between f32 and f64. ISO_ERR_MISMATCH for a tensor of another shape or of any other type; the
-// message names it.
+// between f32, f64, bf16 and f16 (rounded to nearest). ISO_ERR_MISMATCH for a tensor of another
+// shape or of any other type; the message names it.
 //
 // strict: ISO_ERR_MISMATCH unless both have the same names; the message lists the names that only
 // one of them has. A shared tensor may appear under any one of its names. If it appears under

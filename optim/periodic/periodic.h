@@ -19,6 +19,8 @@ typedef struct iso__span {
     size_t count; // elements
     bool f64;     // their type; else f32
     int slot;     // of the optimizer, if it is a parameter
+    // A parameter of 16 bits: data are its master weights, and these its own elements; else NULL.
+    const iso_tensor *rounded;
     bool squares; // never negative: second moments
 } iso__span;
 

@@ -84,7 +84,7 @@ static void keep_parameter(iso__periodic *p, const size_t *place, int last, int 
     size_t bytes = iso__span_bytes(&p->span[i]);
     add_piece(p, place[i], bytes);
     for (int k = 0; k < ISO_OPTIMIZER_STATES && last == p->span_count; k++)
-        if (core->state[k])
+        if (core->state[k] && k != ISO_STATE_MASTER)
             add_piece(p, find_place(p, place, (char *)core->state[k]->data + slot->offset), bytes);
 }
 

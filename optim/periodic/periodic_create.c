@@ -22,7 +22,7 @@ static void add_span(iso__periodic *p, void *data, size_t count, bool f64) {
 static iso_status add_tensor(iso__periodic *p, const iso_tensor *tensor, const char *what,
                              const char *name) {
     ISO_CHECK(tensor->dtype == ISO_F32 || is_f64(tensor), ISO_ERR_UNSUPPORTED,
-              "%s \"%s\" is %s: the periodic modes exchange %ss of f32 and f64 only", what, name,
+              "%s \"%s\" is %s: the periodic modes do not exchange %ss of that type", what, name,
               iso_dtype_name(tensor->dtype), what);
     add_span(p, tensor->data, (size_t)tensor->count, is_f64(tensor));
     return ISO_OK;
@@ -68,19 +68,35 @@ static iso_status add_shards(iso__periodic *p, const iso__base_optimizer *core,
     return ISO_OK;
 }
 
+// Of a parameter of 16 bits the master weights are exchanged.
+static iso_status add_parameter(iso__periodic *p, const iso__base_optimizer *core, int i) {
+    const iso__slot *slot = &core->slot[i];
+    const iso_tensor *value = slot->parameter->value;
+    if (!iso__has_master(value->dtype)) {
+        ISO_TRY(add_tensor(p, value, "parameter", slot->name));
+    } else {
+        ISO_CHECK(!core->shards, ISO_ERR_UNSUPPORTED,
+                  "a periodic mode with ZeRO exchanges parameters of f32 or f64, and \"%s\" is %s: "
+                  "use f32, or no ZeRO",
+                  slot->name, iso_dtype_name(value->dtype));
+        add_span(p, iso__slot_state(core, slot, ISO_STATE_MASTER), (size_t)value->count, false);
+        p->span[i].rounded = value;
+    }
+    p->span[i].slot = i;
+    return ISO_OK;
+}
+
 static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
                              const iso_buffer_list *buffers) {
     int most = core->count * (1 + ISO_OPTIMIZER_STATES) + buffers->count;
     ISO_TRY(iso__alloc_zero((size_t)most * sizeof(*p->span), (void **)&p->span));
-    for (int i = 0; i < core->count; i++) {
-        ISO_TRY(add_tensor(p, core->slot[i].parameter->value, "parameter", core->slot[i].name));
-        p->span[i].slot = i;
-    }
+    for (int i = 0; i < core->count; i++) ISO_TRY(add_parameter(p, core, i));
     p->parameter_count = p->span_count;
     ISO_TRY(list_buffers(p, buffers));
     p->common_count = p->span_count;
     for (int k = 0; k < ISO_OPTIMIZER_STATES; k++) {
         int first = p->span_count;
+        if (k == ISO_STATE_MASTER) continue; // parameters
         if (core->state[k] && core->shards)
             ISO_TRY(add_shards(p, core, core->state[k]));
         else if (core->state[k])

@@ -84,10 +84,32 @@ static iso_status copy_in(const iso__periodic *p, int first, int last) {
     return remote->follow(p->device, ISO__QUEUE_COMPUTE, p->put);
 }
 
+// ---- Parameters of 16 bits --------------------------------------------------------------------------
+
+// They are in host memory. The program may have changed them since their last update.
+static void take_rounded(const iso__periodic *p, int first, int last) {
+    for (int i = first; i < last; i++) {
+        const iso__span *span = &p->span[i];
+        if (span->rounded)
+            iso__master_take(span->rounded->dtype, (int64_t)span->count, span->rounded->data,
+                             span->data);
+    }
+}
+
+static void round_masters(const iso__periodic *p, int first, int last) {
+    for (int i = first; i < last; i++) {
+        const iso__span *span = &p->span[i];
+        if (span->rounded)
+            iso__master_round(span->rounded->dtype, (int64_t)span->count, span->data,
+                              span->rounded->data);
+    }
+}
+
 // ---- Spans ------------------------------------------------------------------------------------------
 
 iso_status iso__periodic_fetch(const iso__periodic *p, int first, int last, float *to) {
     if (remote_of(p)) return copy_out(p, first, last, to);
+    take_rounded(p, first, last);
     iso__flat_cursor next = iso__flat_begin(iso__periodic_flat(p, first, last));
     for (int i = first; i < last; i++)
         memcpy((char *)to + iso__flat_next(&next, &p->span[i]), p->span[i].data,
@@ -106,6 +128,7 @@ iso_status iso__periodic_put(iso__periodic *p, int first, int last, const float 
     for (int i = first; i < last; i++)
         memcpy(p->span[i].data, (const char *)from + iso__flat_next(&next, &p->span[i]),
                iso__span_bytes(&p->span[i]));
+    round_masters(p, first, last);
     return ISO_OK;
 }
 
@@ -128,6 +151,7 @@ iso_status iso__periodic_map(iso__periodic *p, int first, int last) {
         ISO_TRY(reserve_stage(p, iso__flat_bytes(size)));
         ISO_TRY(copy_out(p, first, last, p->stage));
     }
+    take_rounded(p, first, last);
     iso__flat_cursor next = iso__flat_begin(size);
     for (int i = first; i < last; i++) {
         size_t at = iso__flat_next(&next, &p->span[i]);
@@ -147,5 +171,7 @@ void iso__periodic_lift(const iso__span *span) {
 }
 
 iso_status iso__periodic_unmap(iso__periodic *p, int first, int last) {
-    return remote_of(p) ? copy_in(p, first, last) : ISO_OK;
+    if (remote_of(p)) return copy_in(p, first, last);
+    round_masters(p, first, last);
+    return ISO_OK;
 }

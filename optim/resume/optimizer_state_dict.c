@@ -142,6 +142,14 @@ static iso_status add_step(iso_device *device, const char *name, int64_t step, i
     return status;
 }
 
+// Of a parameter that has no master weights here, because it is f32 or f64.
+static bool is_spare_master(const iso_state_dict *own, const char *name) {
+    static const char end[] = ".master_param";
+    size_t length = strlen(name), most = sizeof(end) - 1;
+    bool master = length > most && strcmp(name + length - most, end) == 0;
+    return master && !iso_state_dict_find(own, name);
+}
+
 // Copies the entries of dict, with steps as i64, because PyTorch counts in f32. Adds the number of
 // steps found to *steps.
 static iso_status take_entries(iso_device *device, const iso_state *state,
@@ -149,6 +157,7 @@ static iso_status take_entries(iso_device *device, const iso_state *state,
                                iso_state_dict *out, int *steps) {
     for (int i = 0; i < dict->count; i++) {
         const iso_named_tensor *item = &dict->item[i];
+        if (is_spare_master(own, item->name)) continue;
         iso_dtype dtype = iso_tensor_dtype(item->tensor);
         bool number = dtype == ISO_I64 || dtype == ISO_F64 || dtype == ISO_F32;
         bool step = is_step(state, own, item->name);

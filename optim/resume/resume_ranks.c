@@ -2,6 +2,7 @@
 // Loads a set that another number of ranks saved: what each rank had of its own becomes the same on
 // all ranks, by the rules of the entries.
 #include "optim/resume/resume_impl.h"
+#include "tensor/tensor_impl.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -48,18 +49,6 @@ typedef struct target {
     int64_t count;
 } target;
 
-static double get_number(const target *t, const char *data, int64_t i) {
-    bool f32 = strcmp(t->array->dtype, "F32") == 0;
-    return f32 ? (double)((const float *)data)[i] : ((const double *)data)[i];
-}
-
-static void put_number(const target *t, int64_t i, double value) {
-    if (strcmp(t->array->dtype, "F32") == 0)
-        ((float *)t->out)[i] = (float)value;
-    else
-        ((double *)t->out)[i] = value;
-}
-
 static bool is_integer(const target *t) { return strcmp(t->array->dtype, "I64") == 0; }
 
 static void add_integers(const target *t, const int64_t *from) {
@@ -74,17 +63,20 @@ static void add_rank(const target *t, const char *from) {
         add_integers(t, (const int64_t *)from);
         return;
     }
+    iso_dtype type = iso__safetensors_type(t->array->dtype);
     for (int64_t i = 0; i < t->count; i++)
-        t->sum[i] += get_number(t, from, i) - get_number(t, t->out, i);
+        t->sum[i] += iso__element_get(type, from, i) - iso__element_get(type, t->out, i);
 }
 
 // Summing differences from rank 0 makes the mean of equal numbers exactly that number.
 static void end_sums(const target *t, int ranks) {
     bool sum = t->merge.rule == ISO_OWN_SUM;
     if ((!sum && t->merge.rule != ISO_OWN_MEAN) || is_integer(t)) return;
+    iso_dtype type = iso__safetensors_type(t->array->dtype);
     for (int64_t i = 0; i < t->count; i++) {
-        double first = get_number(t, t->out, i);
-        put_number(t, i, sum ? ranks * first + t->sum[i] : first + t->sum[i] / ranks);
+        double first = iso__element_get(type, t->out, i);
+        iso__element_put(type, t->out, i,
+                         sum ? ranks * first + t->sum[i] : first + t->sum[i] / ranks);
     }
 }
 

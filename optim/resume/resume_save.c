@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Saves a set of files: own entries first, then the shared ones, whose file marks the set as
 // complete.
+#include "device/device_impl.h"
 #include "optim/resume/resume_impl.h"
+#include "tensor/tensor_impl.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -29,12 +31,12 @@ static uint64_t draw_number(const save *s) {
 static iso_status is_finite(const iso__array *a, bool *out) {
     void *data;
     *out = true;
-    bool is_f64 = strcmp(a->dtype, "F64") == 0;
-    if (!is_f64 && strcmp(a->dtype, "F32") != 0) return ISO_OK;
-    int64_t count = (int64_t)(iso__array_bytes(a) / (is_f64 ? sizeof(double) : sizeof(float)));
+    iso_dtype type = iso__safetensors_type(a->dtype);
+    bool real = type == ISO_F32 || type == ISO_F64 || iso__is_half(type);
+    if (!real) return ISO_OK;
+    int64_t count = (int64_t)(iso__array_bytes(a) / iso_dtype_size(type));
     ISO_TRY(iso__array_open(a, ISO_READ, &data));
-    for (int64_t n = 0; n < count && *out; n++)
-        *out = is_f64 ? isfinite(((const double *)data)[n]) : isfinite(((const float *)data)[n]);
+    for (int64_t n = 0; n < count && *out; n++) *out = isfinite(iso__element_get(type, data, n));
     return iso__array_close(a);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Compares a state_dict with the module or optimizer to load it into, and copies its tensors.
+#include "device/device_impl.h"
 #include "optim/resume/state_dict_impl.h"
 #include "tensor/tensor_impl.h"
 
@@ -76,9 +77,12 @@ static iso_status check_names(const iso_incompatible_keys *keys, const char *wha
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
+static bool is_real(iso_dtype type) {
+    return type == ISO_F32 || type == ISO_F64 || iso__is_half(type);
+}
+
 static bool can_convert(iso_dtype from, iso_dtype to) {
-    bool floats = (from == ISO_F32 || from == ISO_F64) && (to == ISO_F32 || to == ISO_F64);
-    return from == to || floats;
+    return from == to || (is_real(from) && is_real(to));
 }
 
 static iso_status check_tensor(const char *name, const iso_tensor *own, const iso_tensor *given,
@@ -90,7 +94,7 @@ static iso_status check_tensor(const char *name, const iso_tensor *own, const is
               iso__shape_text(own->ndim, own->shape, here, sizeof(here)), what);
     ISO_CHECK(can_convert(given->dtype, own->dtype), ISO_ERR_MISMATCH,
               "tensor %s of shape %s has element type %s in the state_dict and %s in the %s: only "
-              "f32 and f64 are converted",
+              "f32, f64, bf16 and f16 are converted",
               name, iso__shape_text(own->ndim, own->shape, here, sizeof(here)),
               iso_dtype_name(given->dtype), iso_dtype_name(own->dtype), what);
     return ISO_OK;
@@ -115,13 +119,10 @@ fail:
     return status;
 }
 
-// Between f32 and f64.
-static void convert_values(const iso_tensor *to, const void *source, void *target) {
+static void convert_values(const iso_tensor *from, const iso_tensor *to, const void *source,
+                           void *target) {
     for (int64_t i = 0; i < to->count; i++)
-        if (to->dtype == ISO_F32)
-            ((float *)target)[i] = (float)((const double *)source)[i];
-        else
-            ((double *)target)[i] = ((const float *)source)[i];
+        iso__element_put(to->dtype, target, i, iso__element_get(from->dtype, source, i));
 }
 
 // Over the host, as the two may be on different devices or of types that devices only store.
@@ -132,7 +133,7 @@ static iso_status copy_values(iso_tensor *from, iso_tensor *to) {
     iso_status status = iso_tensor_map(to, ISO_WRITE, &target);
     if (status >= 0) {
         if (from->dtype != to->dtype)
-            convert_values(to, source, target);
+            convert_values(from, to, source, target);
         else // the same memory, where a dict is loaded into what it was taken from
             memmove(target, source, (size_t)to->count * iso_dtype_size(to->dtype));
         status = iso_tensor_unmap(to);

@@ -47,6 +47,8 @@ typedef struct iso__header {
 
 // "F32"; the format's name of an element type.
 const char *iso__safetensors_dtype(iso_dtype dtype);
+// The element type with this name; ISO_DTYPE_COUNT: the library has none.
+iso_dtype iso__safetensors_type(const char *name);
 // The static string of the type with this name, and the size of its elements; NULL for an unknown
 // name.
 const char *iso__safetensors_dtype_named(const char *name, int64_t *bytes);

@@ -23,10 +23,15 @@ const char *iso__safetensors_dtype_named(const char *name, int64_t *bytes) {
     return NULL;
 }
 
-const char *iso__safetensors_dtype(iso_dtype dtype) {
-    static const char *const name[ISO_DTYPE_COUNT] = {"F32", "F64", "BF16", "F16",
-                                                      "I64", "I32", "U8"};
-    return name[dtype];
+static const char *const library_types[ISO_DTYPE_COUNT] = {"F32", "F64", "BF16", "F16",
+                                                           "I64", "I32", "U8"};
+
+const char *iso__safetensors_dtype(iso_dtype dtype) { return library_types[dtype]; }
+
+iso_dtype iso__safetensors_type(const char *name) {
+    int type = 0;
+    while (type < ISO_DTYPE_COUNT && strcmp(library_types[type], name) != 0) type++;
+    return (iso_dtype)type;
 }
 
 // ---- Arrays -------------------------------------------------------------------------------------

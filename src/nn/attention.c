@@ -178,6 +178,7 @@ static const iso_module_ops attention_ops = {
     .moved = drop_rounded,
     .destroy = drop_rounded,
     .takes_half = true,
+    .half_parameters = true,
     .runs_on = check_device,
     .keeps_parameters = true,
 };

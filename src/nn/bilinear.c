@@ -117,6 +117,7 @@ static const iso_module_ops bilinear_ops = {
     .moved = drop_rounded,
     .destroy = drop_rounded,
     .takes_half = true,
+    .half_parameters = true,
     .runs_on = check_device,
     .keeps_parameters = true,
     .inputs = 2,

@@ -157,11 +157,13 @@ static iso_status check_autocast(const iso_module *module, iso_dtype dtype) {
 // outside the Autocast: it must see the whole module, and the optimizer is tied to it.
 static iso_status check_below(iso_module *module, const char *path, void *user) {
     char label[ISO_LABEL_ROOM];
-    (void)path, (void)user;
-    bool typed = module->parameter_count > 0 || module->buffer_count > 0;
-    ISO_CHECK(!typed || module->dtype == ISO_F32, ISO_ERR_TYPE,
-              "%s is %s, and an Autocast takes modules of f32", iso__module_label(module, label),
-              iso_dtype_name(module->dtype));
+    iso_dtype half = *(const iso_dtype *)user;
+    (void)path;
+    bool fits = module->dtype == ISO_F32 || module->dtype == half;
+    ISO_CHECK(!iso__has_type(module) || fits, ISO_ERR_TYPE,
+              "%s is %s, and an Autocast to %s takes modules of f32 and %s",
+              iso__module_label(module, label), iso_dtype_name(module->dtype), iso_dtype_name(half),
+              iso_dtype_name(half));
     for (int i = 0; i < module->parameter_count; i++)
         ISO_CHECK(!module->parameter[i]->complete, ISO_ERR_STATE,
                   "%s is data-parallel already: create the Autocast first, and data_parallel "
@@ -174,7 +176,7 @@ iso_status iso_autocast_create_take(iso_module *child, iso_dtype dtype, iso_modu
     iso_module *module = NULL, *taken;
     iso_status status;
     ISO_TRY_GOTO(check_autocast(child, dtype));
-    ISO_TRY_GOTO(iso_module_walk(child, check_below, NULL));
+    ISO_TRY_GOTO(iso_module_walk(child, check_below, &dtype));
     ISO_TRY_GOTO(iso__module_new(sizeof(cast), &autocast_ops, child->device, &module));
     iso_container_of(module, cast, base)->dtype = dtype;
     taken = child;

@@ -89,6 +89,7 @@ static const iso_module_ops conv2d_ops = {
     .destroy = drop_rounded,
     .fuses_relu = true,
     .takes_half = true,
+    .half_parameters = true,
     .keeps_parameters = true,
 };
 

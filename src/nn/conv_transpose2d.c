@@ -79,6 +79,7 @@ static const iso_module_ops conv_transpose2d_ops = {
     .moved = drop_rounded,
     .destroy = drop_rounded,
     .takes_half = true,
+    .half_parameters = true,
     .runs_on = check_device,
     .keeps_parameters = true,
 };

@@ -26,7 +26,7 @@ static iso_status check_indices(const iso_module *module, iso_dtype dtype) {
     return ISO_OK;
 }
 
-// Layers that set takes_half accept activations of 16 bits although their parameters are f32.
+// Layers that set takes_half accept activations of 16 bits with f32 parameters, too.
 static iso_status check_type(const iso_module *module, iso_dtype dtype) {
     char label[ISO_LABEL_ROOM];
     bool low = iso__is_half(dtype);
@@ -37,7 +37,8 @@ static iso_status check_type(const iso_module *module, iso_dtype dtype) {
               "%s does not take %s: put it between an iso_cast_create to f32 and one to %s, or set "
               "takes_half in its table",
               iso__module_label(module, label), iso_dtype_name(dtype), iso_dtype_name(dtype));
-    ISO_CHECK(!iso__has_type(module) || module->dtype == (low ? ISO_F32 : dtype), ISO_ERR_TYPE,
+    bool fits = module->dtype == dtype || (low && module->dtype == ISO_F32);
+    ISO_CHECK(!iso__has_type(module) || fits, ISO_ERR_TYPE,
               "%s is %s but got %s: see iso_module_to and iso_cast_create",
               iso__module_label(module, label), iso_dtype_name(module->dtype),
               iso_dtype_name(dtype));

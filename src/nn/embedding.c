@@ -46,6 +46,7 @@ static const iso_module_ops embedding_ops = {
     .backward_params = backward_embedding,
     .tied = tie_embedding,
     .takes_indices = true,
+    .half_parameters = true,
     .runs_on = check_device,
     .keeps_parameters = true,
 };
@@ -118,6 +119,11 @@ static iso_status forward_position(iso_module *self, iso_call *call, iso_tensor 
     if (in->ndim != 3 || in->shape[1] > w->shape[0] || in->shape[2] != w->shape[1])
         return iso__shape_error(self, in, "[N, L, %lld] with L at most %lld",
                                 (long long)w->shape[1], (long long)w->shape[0]);
+    ISO_CHECK(
+        in->dtype == w->dtype || self->device->ops->host_memory, ISO_ERR_TYPE,
+        "a PositionEmbedding of %s got %s, which device %s cannot add: put it in front of the "
+        "Autocast",
+        iso_dtype_name(w->dtype), iso_dtype_name(in->dtype), iso_device_name(self->device));
     ISO_TRY(iso_call_tensor(self, &call->out, 3, in->shape, ISO_LAYOUT_LOGICAL));
     *out = call->out;
     int64_t size = in->shape[1] * in->shape[2];
@@ -160,6 +166,8 @@ static const iso_module_ops position_ops = {
     .backward_params = backward_position,
     .backward_input = pass_gradient,
     .tied = tie_position,
+    .takes_half = true,
+    .half_parameters = true,
     .keeps_parameters = true,
 };
 

@@ -39,7 +39,6 @@ static void box_muller(const uint32_t draw[2], double out[2]) {
 // Element i is number i % 4 of block i / 4.
 static iso_status init_normal(iso_tensor *tensor, double std, iso_rng *rng) {
     iso__philox_key key = iso__philox_key_make(rng->seed, ISO_RNG_INIT, rng->next_stream++);
-    bool is_f64 = tensor->dtype == ISO_F64;
     void *value;
     ISO_TRY(iso_tensor_map(tensor, ISO_WRITE, &value));
     for (int64_t i = 0; i < tensor->count; i += 4) {
@@ -50,11 +49,8 @@ static iso_status init_normal(iso_tensor *tensor, double std, iso_rng *rng) {
         box_muller(draw, normal);
         box_muller(draw + 2, normal + 2);
         for (int64_t k = 0; k < 4 && i + k < tensor->count; k++) {
-            float rounded = (float)(normal[k] * std); // the same in both types
-            if (is_f64)
-                ((double *)value)[i + k] = rounded;
-            else
-                ((float *)value)[i + k] = rounded;
+            float rounded = (float)(normal[k] * std); // the same in f32 and f64
+            iso__element_put(tensor->dtype, value, i + k, (double)rounded);
         }
     }
     return iso_tensor_unmap(tensor);

@@ -149,6 +149,7 @@ static const iso_module_ops linear_ops = {
     .fuses_relu = true,
     .awaits_pieces = true,
     .takes_half = true,
+    .half_parameters = true,
     .keeps_parameters = true,
 };
 

@@ -172,7 +172,8 @@ iso_status iso_module_add_parameter(iso_module *module, const char *name, int nd
     iso_status status;
     ISO_TRY(check_name(module, name));
     ISO_TRY_GOTO(iso_tensor_create(module->device, module->dtype, ndim, shape, &value));
-    ISO_TRY_GOTO(iso_tensor_create(module->device, module->dtype, ndim, shape, &grad));
+    ISO_TRY_GOTO(
+        iso_tensor_create(module->device, iso__gradient_type(module->dtype), ndim, shape, &grad));
     ISO_TRY_GOTO(iso_tensor_fill(value, 0));
     return iso__module_add_tensors_take(module, name, value, grad, out);
 fail:

@@ -29,25 +29,85 @@ static iso_status convert_tensor(iso_tensor **slot, iso_dtype dtype) {
     return ISO_OK;
 }
 
-static iso_status convert_all(iso_module *module, iso_dtype dtype) {
+// Of 16 bits are the parameters of layers that say so in their table. Others are f32, and compute
+// with activations of 16 bits.
+static iso_dtype type_for(const iso_module *module, iso_dtype dtype) {
+    return iso__is_half(dtype) && !module->ops->half_parameters ? ISO_F32 : dtype;
+}
+
+static iso_status convert_all(iso_module *module, iso_dtype type) {
+    iso_dtype dtype = type_for(module, type);
     module->dtype = module->activations = dtype;
     module->call_depth = 0; // what forwards saved is of the other type
     for (int i = 0; i < module->parameter_count; i++) {
         iso_parameter *p = module->parameter[i];
         ISO_TRY(convert_tensor(&p->value, dtype));
-        ISO_TRY(convert_tensor(&p->grad, dtype));
+        ISO_TRY(convert_tensor(&p->grad, iso__gradient_type(dtype)));
         p->grad_valid = false;
     }
     for (int i = 0; i < module->buffer_count; i++)
-        ISO_TRY(convert_tensor(&module->buffer[i]->value, dtype));
-    for (int i = 0; i < module->child_count; i++) ISO_TRY(convert_all(module->child[i], dtype));
+        ISO_TRY(convert_tensor(&module->buffer[i]->value, iso__gradient_type(dtype)));
+    for (int i = 0; i < module->child_count; i++) ISO_TRY(convert_all(module->child[i], type));
     return ISO_OK;
 }
 
+// Updates of parameters of 16 bits run in host memory.
+static iso_status check_half_device(const iso_device *device, iso_dtype dtype) {
+    ISO_CHECK(!iso__is_half(dtype) || device->ops->host_memory, ISO_ERR_UNSUPPORTED,
+              "parameters of %s are for device cpu, not %s: use f32 with iso_autocast_create_take",
+              iso_dtype_name(dtype), iso_device_name(device));
+    return ISO_OK;
+}
+
+typedef struct half_check {
+    const iso_module *root;
+    iso_dtype dtype;
+} half_check;
+
+// A module that uses the parameter, and keeps its parameters f32; NULL: none does.
+static const iso_module *find_f32_user(const iso_module *module, const iso_parameter *p) {
+    for (int i = 0; i < module->parameter_count && !module->ops->half_parameters; i++)
+        if (module->parameter[i] == p) return module;
+    const iso_module *found = NULL;
+    for (int i = 0; i < module->child_count && !found; i++)
+        found = find_f32_user(module->child[i], p);
+    return found;
+}
+
+// A parameter has one type, whichever layers use it.
+static iso_status check_half_ties(const iso_module *module, const half_check *c) {
+    char label[ISO_LABEL_ROOM], other[ISO_LABEL_ROOM];
+    for (int i = 0; i < module->parameter_count && module->ops->half_parameters; i++) {
+        const iso_parameter *p = module->parameter[i];
+        const iso_module *user = p->references > 1 ? find_f32_user(c->root, p) : NULL;
+        ISO_CHECK(!user, ISO_ERR_TYPE,
+                  "%s and %s share a parameter, and only the first one can have it in %s: set "
+                  "half_parameters in the table of the second",
+                  iso__module_label(module, label), iso__module_label(user, other),
+                  iso_dtype_name(c->dtype));
+    }
+    return ISO_OK;
+}
+
+static iso_status check_half_layers(iso_module *module, const char *path, void *user) {
+    const half_check *c = user;
+    char label[ISO_LABEL_ROOM];
+    (void)path;
+    ISO_CHECK(module->ops->takes_half || module->ops->half_parameters, ISO_ERR_TYPE,
+              "%s cannot be made %s: set takes_half in its table if it computes in 16 bits, or "
+              "remove it",
+              iso__module_label(module, label), iso_dtype_name(c->dtype));
+    return check_half_ties(module, c);
+}
+
 iso_status iso_module_to(iso_module *module, iso_dtype dtype) {
-    ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64, ISO_ERR_ARG,
-              "a module cannot be made %s: use f32 or f64", iso_dtype_name(dtype));
+    bool half = iso__is_half(dtype);
+    ISO_CHECK(half || dtype == ISO_F32 || dtype == ISO_F64, ISO_ERR_ARG,
+              "a module cannot be made %s: use f32, f64, bf16 or f16", iso_dtype_name(dtype));
     ISO_TRY(iso__device_check_dtype(module->device, dtype));
+    ISO_TRY(check_half_device(module->device, dtype));
+    half_check check = {.root = module, .dtype = dtype};
+    if (half) ISO_TRY(iso_module_walk(module, check_half_layers, &check));
     ISO_TRY(check_free(module, "change its element type"));
     ISO_TRY(iso__module_check_tied(module, "converted"));
     ISO_TRY(convert_all(module, dtype));
@@ -75,8 +135,11 @@ static iso_status check_device(iso_module *module, const char *path, void *user)
     const iso_device *device = user;
     (void)path;
     if (module->ops->runs_on) ISO_TRY(module->ops->runs_on(module, device));
-    for (int i = 0; i < module->parameter_count; i++)
-        ISO_TRY(iso__device_check_dtype(device, module->parameter[i]->value->dtype));
+    for (int i = 0; i < module->parameter_count; i++) {
+        iso_dtype dtype = module->parameter[i]->value->dtype;
+        ISO_TRY(iso__device_check_dtype(device, dtype));
+        ISO_TRY(check_half_device(device, dtype));
+    }
     return ISO_OK;
 }
 

@@ -322,7 +322,7 @@ static void take_back_gradients(iso__data_parallel *self) {
         p->pieces = NULL;
         iso_tensor *own;
         if (!p->grad || p->grad->capacity > 0) continue;
-        if (iso_tensor_create(p->value->device, p->value->dtype, p->value->ndim, p->value->shape,
+        if (iso_tensor_create(p->grad->device, p->grad->dtype, p->grad->ndim, p->grad->shape,
                               &own) < 0)
             continue;
         iso_tensor_destroy(&p->grad);

@@ -228,11 +228,14 @@ static iso_status check_trainable(const iso__data_parallel *self) {
     for (int i = 0; i < self->list.count; i++) {
         const iso_parameter *p = self->list.item[i];
         iso_dtype type = p->value->dtype;
-        ISO_CHECK(
-            !p->requires_grad || type == ISO_F32 || type == ISO_F64, ISO_ERR_TYPE,
-            "parameter \"%s\" is %s: modules train f32 and f64; a reducer also takes arrays of "
-            "bf16 and f16 (reducer.h)",
-            self->list.name[i], iso_dtype_name(type));
+        bool trains = type == ISO_F32 || type == ISO_F64 || iso__is_half(type);
+        ISO_CHECK(!p->requires_grad || trains, ISO_ERR_TYPE,
+                  "parameter \"%s\" is %s: modules train f32, f64, bf16 and f16",
+                  self->list.name[i], iso_dtype_name(type));
+        ISO_CHECK(!p->requires_grad || p->grad->dtype == iso__gradient_type(type), ISO_ERR_TYPE,
+                  "parameter \"%s\" is %s and its gradient %s: give it one of %s",
+                  self->list.name[i], iso_dtype_name(type), iso_dtype_name(p->grad->dtype),
+                  iso_dtype_name(iso__gradient_type(type)));
         ISO_TRY(check_sparse(p, self->list.name[i]));
     }
     return ISO_OK;

@@ -24,6 +24,8 @@ tests_mpi_by_name_mpi_SOURCES = tests/mpi/test_by_name.c \
 MPI_TESTS += tests/mpi/by_weight.mpi
 tests_mpi_by_weight_mpi_SOURCES = tests/mpi/test_by_weight.c \
     tests/mpi/test_by_weight_modules.c
+MPI_TESTS += tests/mpi/half_modules_ranks.mpi
+tests_mpi_half_modules_ranks_mpi_SOURCES = tests/mpi/test_half_modules_ranks.c
 MPI_TESTS += tests/mpi/half_optimizer.mpi
 tests_mpi_half_optimizer_mpi_SOURCES = tests/mpi/test_half_optimizer.c
 MPI_TESTS += tests/mpi/half_reducer.mpi

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Every kind of layer under autocast on the CPU: outputs and gradients are those of f32 up to
-// rounding, in the layouts that convolutions give, and the gradients of parameters are f32.
+// rounding, in the layouts that convolutions give, and the gradients of parameters are f32. With
+// parameters of 16 bits they have the same bits.
 #include "common/balance.h"
 #include "common/nn_fixture.h"
 #include "device/device_impl.h"
@@ -125,7 +126,7 @@ static const kind kinds[] = {
 };
 #define KINDS ((int)(sizeof(kinds) / sizeof(kinds[0])))
 
-static iso_module *new_net(iso_device *device, const kind *k, iso_dtype half) {
+static iso_module *new_f32(iso_device *device, const kind *k) {
     iso_rng rng = {.seed = 5};
     iso_module *net, *layer;
     iso_conv2d_config config = {.in_channels = k->shape[1],
@@ -140,6 +141,11 @@ static iso_module *new_net(iso_device *device, const kind *k, iso_dtype half) {
     }
     cr_ok(k->create(device, &rng, &layer));
     cr_ok(iso_sequential_add_take(net, "layer", layer));
+    return net;
+}
+
+static iso_module *new_net(iso_device *device, const kind *k, iso_dtype half) {
+    iso_module *net = new_f32(device, k);
     if (half != ISO_F32) cr_ok(iso_autocast_create_take(net, half, &net));
     return net;
 }
@@ -220,19 +226,63 @@ static void compare_kinds(iso_device *device, iso_dtype half) {
     }
 }
 
-static void on_each_set(iso_dtype half) {
+static bool same_bits(iso_tensor *a, iso_tensor *b) {
+    float *x = tensor_values(a), *y = tensor_values(b);
+    bool same = memcmp(x, y, (size_t)iso_tensor_count(a) * sizeof(float)) == 0;
+    free(x), free(y);
+    return same;
+}
+
+// Parameters that f32 holds, but rounded to 16 bits, or of 16 bits.
+static iso_module *new_rounded(iso_device *device, const kind *k, iso_dtype half, iso_dtype type) {
+    iso_module *net = new_f32(device, k);
+    cr_ok(iso_module_to(net, half));
+    cr_ok(iso_module_to(net, type));
+    cr_ok(iso_autocast_create_take(net, half, &net));
+    return net;
+}
+
+static void compare_bits(iso_device *device, iso_dtype half) {
+    for (int i = 0; i < KINDS; i++) {
+        const kind *k = &kinds[i];
+        iso_module *wide = new_rounded(device, k, half, ISO_F32);
+        iso_module *low = new_rounded(device, k, half, half);
+        results a = run(device, k, wide), b = run(device, k, low);
+        iso_parameter_list p, q;
+        cr_ok(iso_module_parameters(wide, &p));
+        cr_ok(iso_module_parameters(low, &q));
+        for (int n = 0; n < a.out.count; n++)
+            cr_assert(same_bits(a.out.item[n], b.out.item[n]), "output of %s", k->name);
+        for (int n = 0; n < a.in.count; n++)
+            cr_assert(same_bits(a.dx.item[n], b.dx.item[n]), "gradient of %s", k->name);
+        for (int n = 0; n < p.count; n++)
+            cr_assert(same_bits(p.item[n]->grad, q.item[n]->grad), "%s: %s", k->name, p.name[n]);
+        if (k->conv) cr_assert_eq(q.item[0]->value->dtype, half);
+        iso_parameter_list_destroy(&p), iso_parameter_list_destroy(&q);
+        destroy(&a), destroy(&b);
+        iso_module_destroy(&wide), iso_module_destroy(&low);
+    }
+}
+
+static void on_each_set(iso_dtype half, void (*body)(iso_device *device, iso_dtype half)) {
     static const char *const sets[] = {"onednn", "cblas", "reference"};
     int ran = 0;
     for (int i = 0; i < 3; i++) {
         iso_device *device;
         setenv("ISO_CPU_KERNELS", sets[i], 1);
         if (iso_device_create("cpu", &device) < 0) continue; // not in this build
-        compare_kinds(device, half);
+        body(device, half);
         iso_device_destroy(&device);
         ran++;
     }
     cr_assert(ran > 0);
 }
 
-Test(autocast_kinds, in_bf16_they_are_near_f32) { on_each_set(ISO_BF16); }
-Test(autocast_kinds, in_f16_they_are_near_f32) { on_each_set(ISO_F16); }
+Test(autocast_kinds, in_bf16_they_are_near_f32) { on_each_set(ISO_BF16, compare_kinds); }
+Test(autocast_kinds, in_f16_they_are_near_f32) { on_each_set(ISO_F16, compare_kinds); }
+Test(autocast_kinds, with_parameters_of_bf16_they_have_the_same_bits) {
+    on_each_set(ISO_BF16, compare_bits);
+}
+Test(autocast_kinds, with_parameters_of_f16_they_have_the_same_bits) {
+    on_each_set(ISO_F16, compare_bits);
+}

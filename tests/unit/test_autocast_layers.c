@@ -257,7 +257,7 @@ Test(autocast_layers, what_cannot_be_in_bf16_says_so) {
     cr_assert(strstr(iso_last_error()->message, "is f64 but got bf16"));
     wrapped = net;
     cr_assert(iso_autocast_create_take(iso_module_retain(net), ISO_BF16, &wrapped) == ISO_ERR_TYPE);
-    cr_assert(strstr(iso_last_error()->message, "an Autocast takes modules of f32"));
+    cr_assert(strstr(iso_last_error()->message, "an Autocast to bf16 takes modules of f32 and bf16"));
     cr_assert(!wrapped && net->references == 1);
     pair_destroy(&x);
     iso_module_destroy(&net), iso_module_destroy(&cast);

@@ -58,6 +58,11 @@ typedef struct iso__cpu {
     size_t wide_bytes;
 } iso__cpu;
 
+// Element i of a tensor of indices.
+static inline int64_t iso__cpu_index_at(const iso_tensor *indices, int64_t i) {
+    return indices->dtype == ISO_I32 ? ((const int32_t *)indices->data)[i]
+                                     : ((const int64_t *)indices->data)[i];
+}
 static inline iso__cpu *iso__cpu_of(iso_device *device) {
     return iso_container_of(device, iso__cpu, base);
 }
@@ -117,6 +122,9 @@ typedef struct iso__wide_args {
 iso_status iso__cpu_wide_linear(iso__cpu *cpu, const iso__wide_args *args);
 
 // ---- Sets of kernels: give the device its gemm, block, overwritten slots and description ----
+// The slot embedding_forward of every element type.
+iso_status iso__cpu_embedding_forward(iso_device *self, const iso_tensor *indices,
+                                      const iso_tensor *w, iso_tensor *y);
 iso_status iso__cpu_use_cblas(iso__cpu *cpu);
 iso_status iso__cpu_use_onednn(iso__cpu *cpu);
 

@@ -19,6 +19,7 @@ libiso_core_la_SOURCES += src/device/cpu/avx512/cpu_half_wide.c
 libiso_core_la_SOURCES += src/device/cpu/avx512/cpu_linear_wide.c
 libiso_core_la_SOURCES += src/device/cpu/avx512/cpu_transpose.c
 libiso_core_la_SOURCES += src/device/cpu/cpu.c
+libiso_core_la_SOURCES += src/device/cpu/cpu_embedding.c
 libiso_core_la_SOURCES += src/device/cpu/cpu_impl.h
 libiso_core_la_SOURCES += src/device/cpu/cpu_memory.c
 libiso_core_la_SOURCES += src/device/cpu/half/cpu_half.c

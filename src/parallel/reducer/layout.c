@@ -229,11 +229,12 @@ static size_t size_of(const iso__bucket_sizes *sizes, int n) {
 
 enum { NO_BUCKET = -1 };
 
-// Slots may share a bucket if they are of one kind: one element type, and all exchanged or all
-// local.
+// Slots may share a bucket if they are of one kind: one type, and all exchanged or all local.
 enum { KINDS = 2 * ISO_DTYPE_COUNT };
 
-static int kind_of(const iso__grad_slot *slot) { return 2 * (int)slot->dtype + slot->local; }
+static int kind_of(const iso__layout *l, int i) {
+    return 2 * (int)(l->by_value ? l->slot[i].type : l->slot[i].dtype) + l->slot[i].local;
+}
 
 // The buckets that are being filled, one of each kind.
 typedef struct filling {
@@ -250,7 +251,7 @@ static filling fill_nothing(void) {
 
 // Puts the slot into the bucket of its kind; a sparse one into a bucket of its own.
 static void put_slot(iso__layout *l, filling *f, int i) {
-    int kind = kind_of(&l->slot[i]);
+    int kind = kind_of(l, i);
     if (l->slot[i].sparse_rows > 0) {
         l->slot[i].bucket = l->bucket_count++;
         return;
@@ -275,7 +276,7 @@ static void fill_last(iso__layout *l, size_t last) {
     for (int first = 0, end; last > 0 && first < l->slot_count; first = end) {
         end = layer_last(l, first) + 1;
         for (int i = first; i < end; i++)
-            if (l->slot[i].bucket == NO_BUCKET && !full[kind_of(&l->slot[i])]) put_slot(l, &f, i);
+            if (l->slot[i].bucket == NO_BUCKET && !full[kind_of(l, i)]) put_slot(l, &f, i);
         for (int k = 0; k < KINDS; k++) full[k] = f.bytes[k] >= last;
     }
 }
@@ -310,8 +311,7 @@ static int number_those(iso__layout *l, bool delayed, int end) {
     return end;
 }
 
-// Numbers buckets in the order in which a backward completes them, and the delayed ones after all
-// others.
+// Numbers buckets in the order in which a backward completes them, the delayed ones last.
 static void number_buckets(iso__layout *l) {
     for (int b = 0; b < l->bucket_count; b++) l->order[b] = NO_BUCKET;
     l->first_delayed = number_those(l, true, l->bucket_count);
@@ -478,7 +478,7 @@ static bool is_contiguous(const iso__layout *l) {
 static iso_status create_with(const iso_reducer_param *params, int count,
                               const iso__bucket_sizes *sizes, size_t piece_bytes,
                               size_t bucket_unit, size_t tail, iso__layout *out) {
-    *out = (iso__layout){.bucket_unit = bucket_unit, .tail = tail};
+    *out = (iso__layout){.bucket_unit = bucket_unit, .tail = tail, .by_value = sizes->by_value};
     ISO_TRY(make_slots(out, params, count, piece_bytes));
     return iso__layout_assign(out, sizes);
 }

@@ -63,6 +63,7 @@ typedef struct iso__layout {
     int layer_count;
     size_t bytes;       // of all buckets
     size_t tail;        // elements behind the gradients of bucket iso__layout_last
+    bool by_value;      // see iso__bucket_sizes
     size_t bucket_unit; // the size of a bucket is a multiple of this; 0: the size of its slots
 } iso__layout;
 
@@ -71,6 +72,8 @@ typedef struct iso__bucket_sizes {
     size_t cap, first, last;
     const size_t *list;
     int list_count;
+    // Parameters share a bucket only if their values have one type; else if their gradients do.
+    bool by_value;
 } iso__bucket_sizes;
 
 // bucket_unit, tail: see above. Parameters are cut into pieces of piece_bytes (0: never).

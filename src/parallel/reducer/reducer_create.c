@@ -157,7 +157,8 @@ static iso_status make_layout(iso_reducer *r, const iso__param_set *set,
                                .first = config->first_bucket_bytes,
                                .last = config->last_bucket_bytes,
                                .list = config->bucket_list,
-                               .list_count = config->bucket_list_count};
+                               .list_count = config->bucket_list_count,
+                               .by_value = config->zero == 3};
     ISO_TRY(check_config(config));
     ISO_TRY(iso__coder_check(hook_of(config)));
     ISO_TRY(check_zero(config, set));
@@ -320,7 +321,7 @@ static void log_share(const iso_reducer *r) { // on rank 0
     if (!iso__zero_divides_gradients(r->zero) || iso_comm_rank(r->world) != 0) return;
     iso__log(ISO_LOG_INFO, "ZeRO: %.3f of %.3f MB of gradients%s stay on this rank",
              (double)r->layout.bytes / r->transport->shards * 1e-6, (double)r->layout.bytes * 1e-6,
-             r->values ? ", and as many of parameters," : "");
+             r->values ? ", and the same share of parameters," : "");
 }
 
 // With a single rank there are no shards, and it updates everything.

@@ -11,7 +11,7 @@ void *iso__reducer_take_value(iso_reducer *r, int i, const void *value) {
     for (int k = 0; k < l->place[i].pieces; k++) {
         int slot = iso__layout_at(l, i, k);
         const iso__grad_slot *s = &l->slot[slot];
-        size_t size = iso_dtype_size(s->dtype);
+        size_t size = iso_dtype_size(s->type);
         iso__own own = iso__zero_own(r->zero, l, slot);
         const char *from = (const char *)value + (s->first + own.first) * size;
         if (own.count == 0) continue;

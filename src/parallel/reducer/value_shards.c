@@ -12,8 +12,9 @@ typedef enum bucket_values { ABSENT, COMING, HERE } bucket_values;
 
 typedef struct bucket_state {
     bucket_values values;
-    int order; // by which it is coming
-    int place; // in v->list; -1: it is not exchanged
+    int order;     // by which it is coming
+    int place;     // in v->list; -1: it is not exchanged
+    size_t offset; // of the values in the arena
 } bucket_state;
 
 // How buckets are gathered: in the order of a forward, or of a backward.
@@ -48,6 +49,23 @@ static int item_of(const iso__value_shards *v, int order, int bucket) {
     return order == UP ? place : v->count - 1 - place;
 }
 
+// The bytes of values that belong to these bytes of gradients: 16-bit values have f32 gradients.
+static size_t value_bytes(const iso__layout *l, int b, size_t bytes) {
+    const iso__grad_slot *s = &l->slot[l->order[l->range[b].first]];
+    return bytes / iso_dtype_size(s->dtype) * iso_dtype_size(s->type);
+}
+
+// Buckets lie in the order of their gradients, so the pieces of a parameter are adjacent.
+static size_t place_buckets(iso__value_shards *v) {
+    const iso__layout *l = v->with.layout;
+    size_t bytes = 0;
+    for (int b = 0; b < l->bucket_count; b++) {
+        v->bucket[b].offset = bytes;
+        bytes += value_bytes(l, b, l->bucket[b].bytes);
+    }
+    return bytes;
+}
+
 static iso_status allocate_shards(iso__value_shards *v, iso__channel_item **item) {
     const iso__layout *l = v->with.layout;
     size_t buckets = (size_t)l->bucket_count;
@@ -55,9 +73,9 @@ static iso_status allocate_shards(iso__value_shards *v, iso__channel_item **item
     ISO_TRY(iso__alloc_zero(buckets * sizeof(**item), (void **)item));
     ISO_TRY(iso__alloc_zero(buckets * sizeof(*v->bucket), (void **)&v->bucket));
     ISO_TRY(iso__alloc_zero(buckets * sizeof(*v->list), (void **)&v->list));
-    ISO_TRY(iso__pages_alloc(l->bytes, &arena));
+    v->bytes = place_buckets(v);
+    ISO_TRY(iso__pages_alloc(v->bytes, &arena));
     v->arena = arena;
-    v->bytes = l->bytes;
     for (int b = 0; b < l->bucket_count; b++) {
         v->bucket[b].place = l->bucket[b].local ? -1 : v->count;
         if (!l->bucket[b].local) v->list[v->count++] = b;
@@ -67,9 +85,11 @@ static iso_status allocate_shards(iso__value_shards *v, iso__channel_item **item
 
 static iso_status open_channel(iso__value_shards *v, int order, iso__channel_item *item) {
     for (int k = 0; k < v->count; k++) {
-        const iso__bucket *b = &v->with.layout->bucket[bucket_at(v, order, k)];
-        item[k] = (iso__channel_item){.data = v->arena + b->offset,
-                                      .bytes = b->bytes / (size_t)v->with.transport->shards,
+        int i = bucket_at(v, order, k);
+        const iso__bucket *b = &v->with.layout->bucket[i];
+        size_t shard = b->bytes / (size_t)v->with.transport->shards;
+        item[k] = (iso__channel_item){.data = v->arena + v->bucket[i].offset,
+                                      .bytes = value_bytes(v->with.layout, i, shard),
                                       .dtype = b->dtype,
                                       .label = b->label,
                                       .operation = ISO__GATHER};
@@ -118,7 +138,10 @@ void iso__value_shards_leave(iso__value_shards *v) { v->left = true; }
 // ---- What it is -------------------------------------------------------------------------------------
 
 void *iso__value_shards_at(const iso__value_shards *v, int slot) {
-    return v->arena + v->with.layout->slot[slot].offset;
+    const iso__layout *l = v->with.layout;
+    const iso__grad_slot *s = &l->slot[slot];
+    size_t before = s->offset - l->bucket[s->bucket].offset;
+    return v->arena + v->bucket[s->bucket].offset + value_bytes(l, s->bucket, before);
 }
 
 size_t iso__value_shards_resident(const iso__value_shards *v) {
@@ -180,12 +203,14 @@ static iso_status await_gather(iso__value_shards *v, int b) {
 }
 
 static void drop_others(iso__value_shards *v, int b) {
-    const iso__bucket *bucket = &v->with.layout->bucket[b];
+    const iso__layout *l = v->with.layout;
+    const iso__bucket *bucket = &l->bucket[b];
     iso__shard own = iso__shard_of(v->with.transport, bucket, v->with.transport->shard);
-    size_t end = own.offset + own.bytes;
+    size_t before = own.offset - bucket->offset, end = before + own.bytes;
+    char *values = v->arena + v->bucket[b].offset;
     if (v->bucket[b].values != HERE) return;
-    iso__pages_clear(v->arena + bucket->offset, own.offset - bucket->offset);
-    iso__pages_clear(v->arena + end, bucket->offset + bucket->bytes - end);
+    iso__pages_clear(values, value_bytes(l, b, before));
+    iso__pages_clear(values + value_bytes(l, b, end), value_bytes(l, b, bucket->bytes - end));
     set_values(v, b, ABSENT);
     v->dropped = true;
 }

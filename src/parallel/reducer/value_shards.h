@@ -33,7 +33,8 @@ typedef struct iso__value_shards_config {
     iso_traffic *traffic;      // to which gathers are added
 } iso__value_shards_config;
 
-// Collective. Values lie at the offsets of their gradients, in memory of pages.
+// Collective. Values lie in the order of their gradients, in memory of pages. The values of a
+// bucket have one type.
 iso_status iso__value_shards_create(const iso__value_shards_config *config,
                                     iso__value_shards **out);
 // Collective. Accepts NULL. Returns false if a gather is under way; the caller must then keep all

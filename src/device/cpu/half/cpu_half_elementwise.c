@@ -6,7 +6,8 @@
 
 // ---- Functions of one element ---------------------------------------------------------------------
 
-// All tensors have one shape and layout. They are converted in pieces, which stay in the cache.
+// All tensors have one shape and layout; some may be f32. They are converted in pieces, which stay
+// in the cache.
 enum { PIECE = 4096 };
 
 typedef struct operation {
@@ -23,7 +24,7 @@ static iso_tensor piece_of(const iso_tensor *x, int64_t first, int64_t count) {
     piece.layout = ISO_LAYOUT_LOGICAL;
     piece.ndim = 1;
     piece.shape[0] = piece.count = count;
-    piece.data = (uint16_t *)x->data + first;
+    piece.data = (char *)x->data + (size_t)first * iso_dtype_size(x->dtype);
     return piece;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Kernels for bf16 and f16: linear layers, convolutions, attention and outer products. Gradients of
-// parameters are f32.
+// Kernels for bf16 and f16: linear layers, convolutions, attention, embeddings and outer products.
+// Gradients of parameters are f32.
 #include "device/cpu/half/cpu_half.h"
 
 // ---- Linear layers --------------------------------------------------------------------------------
@@ -157,6 +157,15 @@ static iso_status attention_backward(iso_device *self, const iso__attention_args
     return ISO_OK;
 }
 
+// ---- Embeddings -----------------------------------------------------------------------------------
+
+static iso_status embedding_backward(iso_device *self, const iso_tensor *indices, int64_t skipped,
+                                     const iso_tensor *dy, iso_tensor *dw, bool accumulate) {
+    iso__wide w;
+    ISO_TRY(ISO__WIDEN(&w, self, 1, dy));
+    return w.ops->embedding_backward(self, indices, skipped, w.as[0], dw, accumulate);
+}
+
 // ---- Outer products -------------------------------------------------------------------------------
 
 static iso_status outer_forward(iso_device *self, const iso_tensor *a, const iso_tensor *b,
@@ -188,6 +197,8 @@ void iso__cpu_fill_half_matrix(iso_kernel_ops *ops) {
     ops->bias_gradient = bias_gradient;
     ops->attention_forward = attention_forward;
     ops->attention_backward = attention_backward;
+    ops->embedding_forward = iso__cpu_embedding_forward;
+    ops->embedding_backward = embedding_backward;
     ops->outer_forward = outer_forward;
     ops->outer_backward = outer_backward;
 }

@@ -144,26 +144,6 @@ static iso_status attention_backward(iso_device *self, const iso__attention_args
 
 // ---- Embeddings -----------------------------------------------------------------------------------
 
-static inline int64_t index_at(const iso_tensor *indices, int64_t i) {
-    return indices->dtype == ISO_I32 ? ((int32_t *)indices->data)[i]
-                                     : ((int64_t *)indices->data)[i];
-}
-
-static iso_status embedding_forward(iso_device *self, const iso_tensor *indices,
-                                    const iso_tensor *w, iso_tensor *y) {
-    (void)self;
-    int64_t width = w->shape[1];
-    for (int64_t i = 0; i < indices->count; i++) {
-        int64_t row = index_at(indices, i);
-        ISO_CHECK(row >= 0 && row < w->shape[0], ISO_ERR_ARG,
-                  "element %lld of the input of an Embedding is %lld, which is not in [0, %lld)",
-                  (long long)i, (long long)row, (long long)w->shape[0]);
-        memcpy((real *)y->data + i * width, (real *)w->data + row * width,
-               (size_t)width * sizeof(real));
-    }
-    return ISO_OK;
-}
-
 ISO_CPU_CLONES static void add_row(int64_t width, const real *restrict from, real *restrict to) {
     for (int64_t i = 0; i < width; i++) to[i] += from[i];
 }
@@ -174,7 +154,7 @@ static iso_status embedding_backward(iso_device *self, const iso_tensor *indices
     int64_t width = dw->shape[1];
     if (!accumulate) memset(dw->data, 0, (size_t)dw->count * sizeof(real));
     for (int64_t i = 0; i < indices->count; i++) {
-        int64_t row = index_at(indices, i);
+        int64_t row = iso__cpu_index_at(indices, i);
         if (row == skipped) continue;
         add_row(width, (real *)dy->data + i * width, (real *)dw->data + row * width);
     }
@@ -184,6 +164,6 @@ static iso_status embedding_backward(iso_device *self, const iso_tensor *indices
 void ISO_REAL(iso__cpu_fill_attention)(iso_kernel_ops *ops) {
     ops->attention_forward = attention_forward;
     ops->attention_backward = attention_backward;
-    ops->embedding_forward = embedding_forward;
+    ops->embedding_forward = iso__cpu_embedding_forward;
     ops->embedding_backward = embedding_backward;
 }
