@@ -5,6 +5,10 @@
 // exchanges, and are collective if one is pending. Nothing is then hidden behind the next forward:
 // a lazy step takes as long as a blocking one. On a GPU the host waits only if you ask for the
 // norm.
+//
+// Gradients that are not exchanged (`ignore` of iso_data_parallel_config, `local` of
+// iso_reducer_param) count with this rank's values, as in PyTorch. Norms then differ between ranks,
+// and clipping to them lets the exchanged parameters drift apart. Clip such models by value.
 #ifndef ISOTHERM_CLIP_H
 #define ISOTHERM_CLIP_H
 

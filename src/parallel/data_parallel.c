@@ -103,14 +103,40 @@ static iso_status reduce_by_user(iso__data_parallel *self) {
     return ISO_OK;
 }
 
-static iso_status close_backward(iso__data_parallel *self) {
-    ISO_TRY(run_pre_sync_hooks(self));
+static iso_status send_gradients(iso__data_parallel *self) {
     if (self->reduce) return reduce_by_user(self);
     ISO_TRY(report_gradients(self));
     iso_status status = iso__reducer_close(self->reducer);
     mark_valid(self); // even after an error: the whole list was issued
     ISO_TRY(status);
     return ISO_OK;
+}
+
+// Of two errors the first one counts, with its record.
+static iso_status first_error(iso_status first, const iso_error *record, iso_status second) {
+    if (first < 0) iso__error_restore(record);
+    return first < 0 ? first : second;
+}
+
+// Even if a hook fails, as other ranks wait for these gradients.
+static iso_status close_backward(iso__data_parallel *self) {
+    iso_status hooked = run_pre_sync_hooks(self);
+    iso_error record = *iso_last_error();
+    iso_status sent = send_gradients(self);
+    ISO_TRY(first_error(hooked, &record, sent));
+    return ISO_OK;
+}
+
+// After a failed exchange another one would only wait.
+static bool is_lost(iso_status status) {
+    return status == ISO_ERR_TIMEOUT || status == ISO_ERR_MPI;
+}
+
+static iso_status sync_buffers(iso__data_parallel *self, iso_status status) {
+    iso_error record = *iso_last_error();
+    if (is_lost(status)) return status;
+    return first_error(status, &record,
+                       iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD));
 }
 
 static iso_status all_reduce(iso__data_parallel *self) {
@@ -144,6 +170,7 @@ static iso_status begin_backward(iso__data_parallel *self) {
         if (!self->trainable[i]->grad_valid) iso__reducer_drop(self->reducer, i);
         self->reported[i] = false;
     }
+    self->refused = false;
     ISO_TRY(iso__data_parallel_begin_uses(self, ISO__BACKWARD));
     iso__reducer_enter_backward(self->reducer, self->no_sync == 0);
     return ISO_OK;
@@ -182,10 +209,30 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
     }
     status = iso__data_parallel_end_pass(self, status);
     iso__reducer_leave_backward(self->reducer);
+    if (status == ISO_OK) iso__clock_stop(&self->backward);
+    if (leaves) status = sync_buffers(self, status);
     ISO_TRY(status);
-    iso__clock_stop(&self->backward);
-    if (!leaves) return ISO_OK;
-    return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
+    return ISO_OK;
+}
+
+// A layer has failed here. Ranks on which it has not wait for this rank's gradients: they get those
+// that it has, and zeros. So all ranks may go on with another batch.
+static iso_status end_failed_backward(iso__data_parallel *self, iso_status status) {
+    iso_error record = *iso_last_error();
+    bool leaves = self->no_sync == 0 && !iso__is_explicit(self);
+    bool sends = leaves && !self->refused && !is_lost(status);
+    iso__data_parallel_note_backward(self, self->no_sync == 0);
+    iso__data_parallel_end_uses(self, status);
+    if (sends) {
+        self->carried = false;
+        iso__reducer_excuse(self->reducer, true);
+        iso_status sent = send_gradients(self);
+        iso__reducer_excuse(self->reducer, false);
+        if (sent >= 0) (void)sync_buffers(self, ISO_OK);
+    }
+    iso__reducer_leave_backward(self->reducer);
+    iso__error_restore(&record);
+    return status;
 }
 
 // ---- Without a batch ----------------------------------------------------------------------------
@@ -283,10 +330,7 @@ static iso_status backward_wrapped(iso_module *module, iso_call *call, const iso
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_TRY(iso_data_parallel_begin_backward(module));
     iso_status status = iso_module_call_backward_many(module->child[0], grad_out, wanted, grad_in);
-    if (status < 0) {
-        iso__data_parallel_end_uses(self, status);
-        iso__reducer_leave_backward(self->reducer);
-    }
+    if (status < 0) status = end_failed_backward(self, status);
     ISO_TRY(status);
     return iso_data_parallel_end_backward(module);
 }

@@ -49,6 +49,11 @@ static bool is_awaited(const iso__data_parallel *self, int slot) {
     return false;
 }
 
+static iso_status note_refusal(iso__data_parallel *self, iso_status status) {
+    if (status < 0) self->refused = true;
+    return status;
+}
+
 static iso_status gradient_ready(iso_module *module, void *user) {
     (void)module;
     iso__layer_link *link = user;
@@ -59,7 +64,7 @@ static iso_status gradient_ready(iso_module *module, void *user) {
         if (!self->trainable[i]->requires_grad) continue; // frozen since: no gradient
         self->old[i] = false;
         if (leaves && !self->reported[i] && !is_awaited(self, i))
-            ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
+            ISO_TRY(note_refusal(self, iso_reducer_grad_ready(self->reducer, i)));
     }
     return ISO_OK;
 }
@@ -67,7 +72,7 @@ static iso_status gradient_ready(iso_module *module, void *user) {
 iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k) {
     const iso__cut *cut = iso_container_of(pieces, iso__cut, pieces);
     if (cut->owner->no_sync > 0 || is_delayed(cut->owner)) return ISO_OK;
-    return iso_reducer_piece_ready(cut->owner->reducer, cut->slot, k);
+    return note_refusal(cut->owner, iso_reducer_piece_ready(cut->owner->reducer, cut->slot, k));
 }
 
 // -1: it was frozen when the module was wrapped.
@@ -82,7 +87,7 @@ iso_status iso__data_parallel_other_ready(const iso_pieces *pieces, const iso_pa
     if (self->no_sync > 0 || is_delayed(self)) return ISO_OK;
     int i = index_of(self, other);
     if (i < 0) return ISO_OK;
-    ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
+    ISO_TRY(note_refusal(self, iso_reducer_grad_ready(self->reducer, i)));
     self->reported[i] = true;
     return ISO_OK;
 }

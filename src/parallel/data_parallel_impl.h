@@ -105,6 +105,7 @@ typedef struct iso__data_parallel {
     bool joined;       // an iso_join exists
     bool placed;       // parameters and buffers have places (by_name)
     bool by_weight;    // config.by_weight
+    bool refused;      // the reducer has refused a gradient of this backward
     bool carried;      // a backward that exchanged nothing has used the weights that were added
     int64_t first_row; // of this rank's batch in the global one; -1: all batches are equally long
 } iso__data_parallel;

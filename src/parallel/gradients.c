@@ -120,6 +120,7 @@ static iso_status take_array(iso__gradients *g, iso_reducer *r, int i, iso_devic
 static iso_status take_those(iso__gradients *g, iso_reducer *r, bool spread, iso_device *device) {
     for (int k = 0; k < iso_reducer_param_count(r); k++) {
         int i = iso__reducer_shared(r, k);
+        if (iso__reducer_was_unused(r, i)) continue; // the array may hold anything
         if (is_spread(r, i) == spread) ISO_TRY(take_array(g, r, i, device));
     }
     return ISO_OK;

@@ -302,7 +302,9 @@ static iso_status call_apply(iso__appliers *a, int slot, const applier *p, bool 
         return p->apply_piece(s->param, s->first, s->count, gradient, scale, p->hyper, p->user);
     if (!is_last_to_come(a, s->param)) return ISO_OK;
     gradient = gradient_of(a, iso__layout_at(a->layout, s->param, 0), home);
-    return p->apply(s->param, gradient, scale, p->hyper, p->user);
+    iso_status status = p->apply(s->param, gradient, scale, p->hyper, p->user);
+    if (status < 0) a->arrived[s->param] = a->layout->place[s->param].pieces - 1; // for a retry
+    return status;
 }
 
 // Writes an error record if the callback returned an error without one.
