@@ -92,6 +92,21 @@ refused "an earlier end" 'has made 50 steps, and with these options it ends afte
 refused "other data in an extended run" 'saved with --shift 0, and this run has --shift 1: resume with the options it was saved with, or begin' \
     --epochs 3 --shift 1 --extend
 refused "daso-heat, which plans the whole run" 'daso-heat, which plans' --epochs 3 --sync daso-heat --extend
+# The newest set loses the file of a rank; the one before it is from before the run was extended, and finished.
+rm -f log
+cp before/* .
+# shellcheck disable=SC2086
+train_on log 2 $first --epochs 3 --lr 0.0001 --extend --checkpoint-every 20
+newest=$(find . -name 'state.step-????????????' | sort | tail -n 1)
+rm -f state.step-0000000000[67]0* "$newest.rank-00001"
+cp before/state.step-* .
+cp state kept
+# shellcheck disable=SC2086
+train_on log 2 $first --epochs 3 --lr 0.0001
+[ "$newest" = ./state.step-000000000075 ] && has_failed &&
+    one_sentence train '.*of step 50 was saved with other options or ranks: remove the files state\.step-\* of later' stderr &&
+    cmp -s state kept
+result $? "does not take a finished run from before it was extended for the end of this one"
 run 2 "$train" --data images --extend
 has_failed && one_sentence train '--extend needs --resume' stderr
 result $? "refuses to extend without a run"

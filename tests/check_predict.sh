@@ -215,8 +215,11 @@ head -c 100000 mlp >short
 refused "a checkpoint that was cut short" 'short' --checkpoint short "$images"
 
 run_alone "$train" --data grey --model lenet --steps 1 --quiet --load mlp
-[ "$status" != 0 ] && [ "$(grep -c '^train: cannot load mlp for --model lenet: .*conv1.weight' stderr)" = 1 ]
-result $? "train says which tensors of --load do not fit"
+[ "$status" != 0 ] && [ "$(grep -c '^train: mlp has the parameters of --model mlp, and this run has --model lenet: give' stderr)" = 1 ]
+result $? "train says which model --load has"
+run_alone "$train" --data grey --model lenet --steps 1 --quiet --load bare
+[ "$status" != 0 ] && [ "$(grep -c '^train: cannot load bare for --model lenet: .*conv1.weight' stderr)" = 1 ]
+result $? "train says which tensors of --load do not fit, where nothing tells the model"
 
 run_alone "$predict" --device cuda --help
 [ "$status" = 0 ] && grep -q '^  --device cpu|cuda|cuda:N ' stdout && [ ! -s stderr ] && cp stdout help

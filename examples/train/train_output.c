@@ -28,7 +28,8 @@ iso_status train_output_check(const char *path, const char *what) {
         return train_error(ISO_ERR_IO,
                            "cannot write %s %s: that name is taken by something that is not a file",
                            what, path);
-    int file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    // One that is there is of a run that was killed: no other process of this host has our number.
+    int file = open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (file < 0)
         return train_error(ISO_ERR_IO, "cannot write %s %s: %s", what, path, strerror(errno));
     close(file);
@@ -76,6 +77,18 @@ iso_status train_check_finite(const train_run *run, const char *what, const char
     return train_error(ISO_ERR_STATE, "%s: parameter %s is not finite: %s", what, name, remedy);
 }
 
+// Otherwise the names of all tensors would say so.
+static iso_status check_model(const train_run *run, const iso_state_dict *dict) {
+    const char *path = run->options->load, *here = run->options->model;
+    const char *there = iso_state_dict_metadata(dict, "isotherm.model");
+    bool known = there && iso_setting_among(there, MODEL_NAMES);
+    if (!known || strcmp(here, there) == 0) return ISO_OK;
+    return train_error(ISO_ERR_MISMATCH,
+                       "%s has the parameters of --model %s, and this run has --model %s: give "
+                       "--model %s, or load another file",
+                       path, there, here, there);
+}
+
 // Networks with other activations have the same names and shapes. A checkpoint that train did not
 // write does not name its activations.
 static iso_status check_activations(const train_run *run, const iso_state_dict *dict) {
@@ -99,7 +112,8 @@ iso_status train_checkpoint_load(train_run *run) {
     const char *path = run->options->load;
     iso_state_dict dict;
     TRY(iso_state_dict_read(path, run->world->device, &dict));
-    iso_status status = check_activations(run, &dict);
+    iso_status status = check_model(run, &dict);
+    if (status >= 0) status = check_activations(run, &dict);
     if (status < 0) iso_state_dict_destroy(&dict);
     TRY(status);
     status = iso_module_load_state_dict(run->model, &dict, true, NULL);

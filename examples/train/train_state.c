@@ -26,7 +26,7 @@ static uint64_t sum_data(const train_run *run) {
     return uses_test_loss(run) ? train ^ (test << 1 | test >> 63) : train;
 }
 
-static void describe_settings(const train_run *run, char text[SETTINGS_ROOM]) {
+static iso_status describe_settings(const train_run *run, char text[SETTINGS_ROOM]) {
     const iso_dataset_info *info = &run->world->info;
     iso_dataset_info test;
     train_options options = *run->options;
@@ -49,6 +49,11 @@ static void describe_settings(const train_run *run, char text[SETTINGS_ROOM]) {
     if (used < SETTINGS_ROOM)
         used += (size_t)snprintf(text + used, SETTINGS_ROOM - used, FROM "%s\n%s%016" PRIx64 "\n",
                                  run->options->data, CHECKSUM, sum_data(run));
+    if (used < SETTINGS_ROOM) return ISO_OK;
+    return train_error(ISO_ERR_ARG,
+                       "the options and the name of --data have more than %d characters, so the "
+                       "run cannot be saved or resumed: give --data a shorter name",
+                       SETTINGS_ROOM - 1);
 }
 
 // ---- Settings as text ---------------------------------------------------------------------------
@@ -185,15 +190,34 @@ bool train_state_choose(const train_world *world, train_options *options) {
     return true;
 }
 
+// The settings of the newest set of which the shared file is intact.
+static char accepted[SETTINGS_ROOM];
+
 iso_status train_state_check(train_run *run) {
-    char saved[SETTINGS_ROOM], here[SETTINGS_ROOM];
-    TRY(iso_resume_read(run->world->comm, run->options->resume, "train/settings", sizeof(saved),
-                        saved));
-    saved[SETTINGS_ROOM - 1] = 0;
-    describe_settings(run, here);
-    iso_status status = train_ranks_check(run, saved);
-    iso_status compared = compare_settings(run, saved, here); // it names what was changed
+    char here[SETTINGS_ROOM];
+    TRY(iso_resume_read(run->world->comm, run->options->resume, "train/settings", sizeof(accepted),
+                        accepted));
+    accepted[SETTINGS_ROOM - 1] = 0;
+    TRY(describe_settings(run, here));
+    iso_status status = train_ranks_check(run, accepted);
+    iso_status compared = compare_settings(run, accepted, here); // it names what was changed
     return compared < 0 ? compared : status;
+}
+
+// Other files of that set may be damaged. An older one may be from before --extend, or from other
+// ranks. The same on all ranks.
+static iso_status check_loaded(const train_run *run, int64_t step, char settings[SETTINGS_ROOM],
+                               const iso_loader_state *samples) {
+    settings[SETTINGS_ROOM - 1] = 0;
+    bool same = strcmp(settings, accepted) == 0 && samples->ranks == run->before.ranks &&
+                samples->batch == run->before.batch;
+    if (same) return ISO_OK;
+    return train_error(
+        ISO_ERR_MISMATCH,
+        "the newest saved state of %s is damaged, and that of step %lld was saved "
+        "with other options or ranks: remove the files %s.step-* of later steps, and "
+        "resume from this one",
+        run->options->resume, (long long)step, run->options->resume);
 }
 
 // ---- The list -----------------------------------------------------------------------------------
@@ -248,7 +272,7 @@ iso_status train_state_save(train_run *run) {
     iso_state *state;
     iso_loader_state samples;
     train_sums before = run->sum;
-    describe_settings(run, settings);
+    TRY(describe_settings(run, settings));
     iso_loader_get_state(run->train_loader, &samples);
     samples.epoch = run->at.epoch; // its next batch, also where an epoch has just ended
     samples.next = run->at.batch;
@@ -281,6 +305,7 @@ static iso_status load_state(train_run *run, iso_state *state) {
     iso_state_accept_nodes(state, &run->other_nodes);
     TRY(explain_mismatch(run,
                          iso_resume_load(run->world->comm, run->options->resume, state, &step)));
+    TRY(check_loaded(run, step, settings, &samples));
     iso_status status = train_ranks_convert(run, &samples);
     if (status >= 0) status = train_extend_go_on(run, &initial, &samples);
     if (status >= 0) status = iso_loader_set_state(run->train_loader, &samples);

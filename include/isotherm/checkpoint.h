@@ -37,7 +37,8 @@ typedef struct iso_state_dict {
 // Copies the name and retains the tensor. ISO_ERR_ARG for an empty name, or a name in use.
 iso_status iso_state_dict_add(iso_state_dict *dict, const char *name, iso_tensor *tensor);
 iso_tensor *iso_state_dict_find(const iso_state_dict *dict, const char *name); // borrowed, or NULL
-// Copies key and value. Replaces the value of an existing key.
+// Copies key and value. Replaces the value of an existing key. ISO_ERR_ARG for more than 10000
+// keys.
 iso_status iso_state_dict_set_metadata(iso_state_dict *dict, const char *key, const char *value);
 const char *iso_state_dict_metadata(const iso_state_dict *dict, const char *key); // or NULL
 void iso_state_dict_destroy(iso_state_dict *dict);                                // resets to {0}

@@ -123,7 +123,7 @@ iso_status iso_resume_load(iso_comm *comm, const char *path, const iso_state *st
 // Collective. Copies one shared entry of `bytes` bytes to `data`, from the newest set in which it
 // is undamaged. This lets a program read its saved settings before it creates the model.
 // ISO_ERR_MISMATCH if there is no entry of that name and size, ISO_ERR_IO if there is no set,
-// ISO_ERR_FORMAT if all sets are damaged.
+// ISO_ERR_FORMAT or ISO_ERR_IO if all sets are damaged.
 iso_status iso_resume_read(iso_comm *comm, const char *path, const char *name, size_t bytes,
                            void *data);
 

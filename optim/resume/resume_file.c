@@ -3,6 +3,7 @@
 // every array.
 #include "optim/resume/resume_impl.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
@@ -185,9 +186,11 @@ iso_status iso__set_load_one(iso__safetensors *file, const iso__stored *stored, 
     const char *checksums;
     size_t bytes = (size_t)(stored->end - stored->begin);
     ISO_TRY(find_checksums(file, &checksums));
-    ISO_CHECK(fseeko(file->file, (off_t)stored->begin, SEEK_CUR) == 0 &&
-                  fread(data, 1, bytes, file->file) == bytes,
-              ISO_ERR_FORMAT, "%s is damaged: it ends before the end of %s", file->path,
+    bool there = fseeko(file->file, (off_t)stored->begin, SEEK_CUR) == 0;
+    bool whole = there && fread(data, 1, bytes, file->file) == bytes;
+    ISO_CHECK(there && !ferror(file->file), ISO_ERR_IO, "cannot read %s: %s", file->path,
+              strerror(errno));
+    ISO_CHECK(whole, ISO_ERR_FORMAT, "%s is damaged: it ends before the end of %s", file->path,
               stored->name);
     return check_sum(file, stored, checksums, data);
 }

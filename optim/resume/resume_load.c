@@ -195,7 +195,8 @@ static iso_status place_shared(const load *l) {
     const char *data = root ? l->file[ISO_STATE_SHARED].data : l->data;
     for (int i = 0; i < l->state->count[ISO_STATE_SHARED]; i++) {
         const iso__array *array = &l->state->array[ISO_STATE_SHARED][i];
-        if (is_foreign(l) && l->state->table && array->data == l->state->table)
+        bool table = l->state->table && array->data == l->state->table;
+        if (table && (is_foreign(l) || l->rows != array->shape[0]))
             place_table(l, data, l->begin[i]);
         else
             ISO_TRY(place_array(array, data, l->begin[i]));
@@ -292,7 +293,7 @@ static iso_status load_newest(load *l, const int64_t *steps, int count) {
     char reason[REASON_ROOM] = "";
     for (int i = 0; i < count; i++) {
         iso_status status = try_step(l, steps, i);
-        if (status == ISO_OK) return place_all(l);
+        if (status == ISO_OK) return iso_comm_agree(l->comm, place_all(l));
         ISO_TRY(status);
         const char *message = iso_last_error()->message;
         if (iso_comm_rank(l->comm) == 0)

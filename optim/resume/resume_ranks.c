@@ -51,21 +51,28 @@ typedef struct target {
 
 static bool is_integer(const target *t) { return strcmp(t->array->dtype, "I64") == 0; }
 
-static void add_integers(const target *t, const int64_t *from) {
+// Arrays of a file may lie at any address, and sums of what it says may overflow.
+static void add_integers(const target *t, const char *from) {
     int64_t *to = (int64_t *)t->out;
-    for (int64_t i = 0; i < t->count; i++)
-        to[i] = t->merge.rule == ISO_OWN_SUM ? to[i] + from[i] : iso__larger(to[i], from[i]);
+    for (int64_t i = 0; i < t->count; i++) {
+        int64_t x;
+        memcpy(&x, from + (size_t)i * sizeof(x), sizeof(x));
+        to[i] = t->merge.rule == ISO_OWN_SUM ? (int64_t)((uint64_t)to[i] + (uint64_t)x)
+                                             : iso__larger(to[i], x);
+    }
 }
 
 static void add_rank(const target *t, const char *from) {
     if (t->merge.rule != ISO_OWN_MEAN && t->merge.rule != ISO_OWN_SUM) return;
     if (is_integer(t)) {
-        add_integers(t, (const int64_t *)from);
+        add_integers(t, from);
         return;
     }
     iso_dtype type = iso__safetensors_type(t->array->dtype);
-    for (int64_t i = 0; i < t->count; i++)
-        t->sum[i] += iso__element_get(type, from, i) - iso__element_get(type, t->out, i);
+    for (int64_t i = 0; i < t->count; i++) {
+        double x = iso__element_get(type, from, i), first = iso__element_get(type, t->out, i);
+        if (x != first) t->sum[i] += x - first; // infinities may be equal
+    }
 }
 
 // Summing differences from rank 0 makes the mean of equal numbers exactly that number.

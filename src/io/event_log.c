@@ -165,6 +165,10 @@ static iso_status open_new(iso_event_log *self, const char *folder) {
         int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (file < 0 && errno == EEXIST) continue;
         if (file >= 0) self->file = fdopen(file, "w");
+        if (file >= 0 && !self->file) {
+            close(file);
+            unlink(path);
+        }
         ISO_CHECK(self->file, ISO_ERR_IO, "cannot create an event file in %s: %s", folder,
                   strerror(errno));
     }

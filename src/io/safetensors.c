@@ -149,6 +149,7 @@ static iso_status parse_metadata(parser *self, iso__header *out) {
         WANT(accept_character(self, ':'), "no colon after a key");
         ISO_TRY(parse_string(self, &value));
         void *notes = out->note;
+        WANT(out->note_count < ISO__MOST_NOTES, "more than 10000 entries of metadata");
         ISO_TRY(iso__grow(&notes, out->note_count, &room, sizeof(iso__note)));
         out->note = notes;
         out->note[out->note_count++] = (iso__note){key, value};

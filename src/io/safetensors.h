@@ -43,6 +43,9 @@ typedef struct iso__header {
     int note_count;
 } iso__header;
 
+// Entries of metadata, which are searched one by one.
+enum { ISO__MOST_NOTES = 10000 };
+
 // ---- Arrays ---------------------------------------------------------------------------------------
 
 // "F32"; the format's name of an element type.

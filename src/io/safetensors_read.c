@@ -60,8 +60,11 @@ static iso_status read_text(iso__safetensors *self, size_t *out) {
     ISO_TRY(read_exactly(self, start, ISO__SAFETENSORS_PREFIX));
     ISO_TRY(check_start(self->path, start));
     for (int b = ISO__SAFETENSORS_PREFIX - 1; b >= 0; b--) length = length << 8 | start[b];
-    ISO_CHECK(length <= (uint64_t)size - ISO__SAFETENSORS_PREFIX && length <= MAX_HEADER,
-              ISO_ERR_FORMAT,
+    ISO_CHECK(length <= MAX_HEADER, ISO_ERR_FORMAT,
+              "%s is not a safetensors file: its header should have %llu bytes, and at most %d are "
+              "allowed",
+              self->path, (unsigned long long)length, MAX_HEADER);
+    ISO_CHECK(length <= (uint64_t)size - ISO__SAFETENSORS_PREFIX, ISO_ERR_FORMAT,
               "%s is truncated or not a safetensors file: its header "
               "should have %llu byte%s, and the file ends after %lld",
               self->path, (unsigned long long)length, ISO_PLURAL(length),

@@ -56,6 +56,9 @@ const char *iso_state_dict_metadata(const iso_state_dict *dict, const char *key)
 static iso_status add_metadata(iso_state_dict *dict, const char *key, char *value) {
     void *list = dict->metadata;
     char *copy;
+    ISO_CHECK(dict->metadata_count < ISO__MOST_NOTES, ISO_ERR_ARG,
+              "a state_dict has at most %d entries of metadata: \"%.60s\" is one more",
+              ISO__MOST_NOTES, key);
     ISO_TRY(iso__grow(&list, dict->metadata_count, NULL, sizeof(iso_metadata)));
     dict->metadata = list;
     ISO_TRY(iso__strdup(key, &copy));

@@ -185,6 +185,8 @@ fail:
 iso_status iso_module_add_buffer(iso_module *module, const char *name, iso_dtype dtype, int ndim,
                                  const int64_t *shape, iso_buffer **out) {
     ISO_TRY(check_name(module, name));
+    ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64 || dtype == ISO_I64, ISO_ERR_ARG,
+              "a buffer cannot be %s: use f32, f64 or i64", iso_dtype_name(dtype));
     void *array = module->buffer, *memory = NULL;
     ISO_TRY(iso__grow(&array, module->buffer_count, NULL, sizeof(void *)));
     module->buffer = array;

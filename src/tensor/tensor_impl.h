@@ -23,7 +23,7 @@ struct iso_tensor {
 static inline size_t iso__tensor_bytes(const iso_tensor *t) {
     return (size_t)t->count * iso_dtype_size(t->dtype);
 }
-// One element of f32, f64, bf16 or f16. To 16 bits, numbers are rounded to f32 first, as
+// One element of f32, f64, bf16 or f16, which need not be aligned. To 16 bits, numbers are rounded to f32 first, as
 // iso_tensor_copy does.
 double iso__element_get(iso_dtype dtype, const void *data, int64_t i);
 void iso__element_put(iso_dtype dtype, void *data, int64_t i, double x);

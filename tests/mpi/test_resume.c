@@ -246,6 +246,53 @@ Test(np3_resume, every_rank_has_its_own_counters) {
     iso_assert_all(resume_files() == 1);
 }
 
+// The forwards of the first dropout below a module; -1: there is none.
+static int64_t dropout_forwards(const iso_module *module) {
+    if (strncmp(module->ops->type, "Dropout", 7) == 0) return (int64_t)module->forward_number;
+    int64_t found = -1;
+    for (int i = 0; i < module->child_count && found < 0; i++)
+        found = dropout_forwards(module->child[i]);
+    return found;
+}
+
+// Saves a module that is not data-parallel, whose counters are those of one rank.
+static void save_alone(int forwards) {
+    iso_device *device;
+    iso_module *net;
+    iso_optimizer *sgd;
+    iso_state *state;
+    iso_tensor *x, *y;
+    int64_t reached = 5;
+    const int64_t shape[] = {2, TRAINER_CHANNELS, TRAINER_SIZE, TRAINER_SIZE};
+    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(build_seeded(device, true, &net));
+    iso_assert_ok(iso_optimizer_create(ISO_SGD, net, NULL, &sgd));
+    iso_assert_ok(iso_tensor_create(device, ISO_F32, 4, shape, &x));
+    iso_assert_ok(iso_tensor_fill(x, 1));
+    for (int i = 0; i < forwards; i++) iso_assert_ok(iso_module_forward(net, x, &y));
+    iso_assert_ok(iso_state_create(&state));
+    iso_assert_ok(iso_training_state(net, sgd, state));
+    iso_assert_ok(
+        iso_state_add(state, ISO_STATE_SHARED, "user/reached", ISO_STATE_I64, 1, &reached));
+    iso_assert_ok(iso_resume_save(test_comm, resume_path(), 5, state));
+    iso_state_destroy(&state);
+    iso_tensor_destroy(&x);
+    iso_optimizer_destroy(&sgd);
+    iso_module_destroy(&net);
+    iso_device_destroy(&device);
+}
+
+Test(np3_resume, counters_of_one_rank_become_those_of_all) {
+    trainer_config config = config_of(ISO_SGD, ISO_SYNC_LAZY);
+    trainer t;
+    config.hyper = iso_hyper_default(ISO_SGD);
+    save_alone(7);
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    load(&t, 5);
+    iso_assert_all(dropout_forwards(t.model) == 7);
+    trainer_destroy(&t);
+}
+
 // The hash of this rank's parameters after a run in which ranks drift apart.
 static uint64_t drifted(const trainer_config *config, bool stop) {
     trainer t;

@@ -170,6 +170,19 @@ Test(state_dict, a_count_is_written_without_dimensions) {
     iso_module_destroy(&model);
 }
 
+Test(state_dict, metadata_have_a_limit) {
+    iso_state_dict dict = {0};
+    char key[16];
+    for (int i = 0; i < 10000; i++) {
+        snprintf(key, sizeof(key), "key%d", i);
+        cr_ok(iso_state_dict_set_metadata(&dict, key, "value"));
+    }
+    cr_assert_eq(iso_state_dict_set_metadata(&dict, "more", "value"), ISO_ERR_ARG);
+    cr_ok(iso_state_dict_set_metadata(&dict, "key3", "other"));
+    cr_assert_str_eq(iso_state_dict_metadata(&dict, "key3"), "other");
+    iso_state_dict_destroy(&dict);
+}
+
 Test(state_dict, a_name_stands_once) {
     iso_state_dict dict = {0};
     iso_tensor *x = filled_tensor(device, 1, (int64_t[]){2}, 1);

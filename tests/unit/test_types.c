@@ -156,6 +156,9 @@ Test(types, other_types_are_refused_in_one_sentence) {
     iso_module *net = new_net(), *cast;
     cr_fails(iso_module_to(net, ISO_I64), ISO_ERR_ARG, "i64");
     cr_fails(iso_module_to(net, (iso_dtype)77), ISO_ERR_ARG, "f32, f64, bf16 or f16");
+    iso_buffer *buffer;
+    cr_fails(iso_module_add_buffer(net, "bytes", ISO_U8, 0, NULL, &buffer), ISO_ERR_ARG,
+             "a buffer cannot be u8: use f32, f64 or i64");
     cr_fails(iso_cast_create(device, ISO_I64, &cast), ISO_ERR_ARG, "type i64: use f32, f64, bf16");
     check_types(net, ISO_F32);
     iso_tensor *x = random_tensor_of(device, ISO_F64, 4, image, 1), *y;
