@@ -74,8 +74,9 @@ typedef struct iso_comm_config {
 // ranks. Otherwise ranks may wait for each other until the time-out.
 //
 // ISO_ERR_ARG for MPI_COMM_NULL. ISO_ERR_STATE if the mpirun of another MPI started the processes,
-// so that each of them is alone. ISO_ERR_TIMEOUT if a rank does not call this in time; see the
-// blocking collectives below.
+// so that each of them is alone. ISO_ERR_MPI if the all-reduce algorithms of ranks differ because
+// MPI did not accept the setting on some of them. ISO_ERR_TIMEOUT if a rank does not call this in
+// time; see the blocking collectives below.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);
 // The same for a communicator of a Fortran program: an integer, or the component MPI_VAL in
 // mpi_f08.

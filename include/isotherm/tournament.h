@@ -77,8 +77,8 @@ typedef struct iso_tournament {
     // case. Evaluations and the end of a run take the whole best model.
     bool (*moves)(const char *name, void *user);
     // Instead of `moves`: patterns of the names that move, separated by ','; NULL: none. '*' stands
-    // for any characters. Each pattern must match a name (else ISO_ERR_ARG). Borrowed until the
-    // optimizer is created.
+    // for any characters. There are at most 64 patterns, and each must match a name (else
+    // ISO_ERR_ARG). Borrowed until the optimizer is created.
     const char *weights;
 
     // Hyperparameters that move with a model, too; NULL: none. The list is borrowed until the
