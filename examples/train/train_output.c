@@ -29,7 +29,8 @@ iso_status train_output_check(const char *path, const char *what) {
                            "cannot write %s %s: that name is taken by something that is not a file",
                            what, path);
     // One that is there is of a run that was killed: no other process of this host has our number.
-    int file = open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (lstat(temporary, &info) == 0 && S_ISREG(info.st_mode)) unlink(temporary);
+    int file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (file < 0)
         return train_error(ISO_ERR_IO, "cannot write %s %s: %s", what, path, strerror(errno));
     close(file);

@@ -206,12 +206,16 @@ iso_status train_state_check(train_run *run) {
 
 // Other files of that set may be damaged. An older one may be from before --extend, or from other
 // ranks. The same on all ranks.
-static iso_status check_loaded(const train_run *run, int64_t step, char settings[SETTINGS_ROOM],
-                               const iso_loader_state *samples) {
+static iso_status check_loaded(train_run *run, const train_shares *before, int64_t step,
+                               char settings[SETTINGS_ROOM], const iso_loader_state *samples) {
+    char here[SETTINGS_ROOM];
     settings[SETTINGS_ROOM - 1] = 0;
-    bool same = strcmp(settings, accepted) == 0 && samples->ranks == run->before.ranks &&
-                samples->batch == run->before.batch;
-    if (same) return ISO_OK;
+    if (strcmp(settings, accepted) == 0) return ISO_OK;
+    run->extended[0] = 0;
+    run->other_rate = false;
+    TRY(describe_settings(run, here));
+    bool fits = samples->ranks == before->ranks && samples->batch == before->batch;
+    if (fits && compare_settings(run, settings, here) == ISO_OK) return ISO_OK;
     return train_error(
         ISO_ERR_MISMATCH,
         "the newest saved state of %s is damaged, and that of step %lld was saved "
@@ -300,12 +304,13 @@ static iso_status load_state(train_run *run, iso_state *state) {
     iso_loader_state samples;
     int64_t step;
     const iso_hyper initial = *iso_optimizer_hyper(run->optimizer);
+    const train_shares before = run->before;
     TRY(list_state(run, settings, &samples, state));
     if (run->other_ranks) iso_state_accept_ranks(state, &run->before.ranks);
     iso_state_accept_nodes(state, &run->other_nodes);
     TRY(explain_mismatch(run,
                          iso_resume_load(run->world->comm, run->options->resume, state, &step)));
-    TRY(check_loaded(run, step, settings, &samples));
+    TRY(check_loaded(run, &before, step, settings, &samples));
     iso_status status = train_ranks_convert(run, &samples);
     if (status >= 0) status = train_extend_go_on(run, &initial, &samples);
     if (status >= 0) status = iso_loader_set_state(run->train_loader, &samples);

@@ -93,7 +93,8 @@ typedef struct iso_data_parallel_config {
     double split_factor;
     const iso_comm_hook *hook; // copied; NULL: iso_hook_plain
     // Names of parameters and buffers that are not synchronised after the initial broadcast, such
-    // as the experts of a mixture. An optimizer updates them with this rank's own gradient.
+    // as the experts of a mixture. An optimizer updates them with this rank's own gradient. The
+    // periodic modes refuse such parameters (ISO_ERR_UNSUPPORTED).
     const char *const *ignore;
     int ignore_count;
     // Names of parameters whose gradients leave together, after all others of the backward
@@ -198,6 +199,12 @@ extern const iso_data_parallel_config iso_data_parallel_default; // the default,
 // With ISO_SYNC_EXPLICIT nothing is exchanged automatically: call
 // iso_data_parallel_all_reduce_gradients between backward and step. Results are bitwise identical,
 // but all of the exchange is exposed.
+//
+// If a layer fails in a backward on some ranks, these still send the gradients that they have, and
+// zeros, and the others get ISO_OK. So agree on the status after each backward (iso_comm_agree); if
+// it is an error, call zero_grad on all ranks, and go on with another batch. This does not hold for
+// modules with synchronised batch norms, with ISO_UNUSED_STATIC, and after a time-out or an error
+// of MPI.
 //
 // ISO_ERR_ARG if no parameter requires a gradient, ISO_ERR_STATE if the module or one below it is
 // wrapped already.

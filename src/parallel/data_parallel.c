@@ -72,10 +72,10 @@ static iso_status report_gradients(iso__data_parallel *self) {
         iso_parameter *p = self->trainable[i];
         if (iso__reducer_is_ready(self->reducer, i)) continue;
         bool enough = !self->old[i] || self->unused != ISO_UNUSED_ERROR || iso__is_explicit(self);
-        if (p->grad_valid && enough)
-            ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
-        else
-            ISO_TRY(iso_tensor_fill(p->grad, 0));
+        iso_status status = p->grad_valid && enough ? iso_reducer_grad_ready(self->reducer, i)
+                                                    : iso_tensor_fill(p->grad, 0);
+        self->refused = self->refused || status < 0;
+        ISO_TRY(status);
     }
     return ISO_OK;
 }
@@ -139,14 +139,21 @@ static iso_status sync_buffers(iso__data_parallel *self, iso_status status) {
                        iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD));
 }
 
-static iso_status all_reduce(iso__data_parallel *self) {
-    iso__data_parallel_drop_weight(self);
-    ISO_TRY(run_pre_sync_hooks(self));
+static iso_status exchange_all(iso__data_parallel *self) {
     if (self->reduce) return reduce_by_user(self);
     ISO_TRY(report_gradients(self));
     ISO_TRY(iso_reducer_all_reduce(self->reducer));
     mark_valid(self);
     return finish_gradients(self);
+}
+
+static iso_status all_reduce(iso__data_parallel *self) {
+    iso__data_parallel_drop_weight(self);
+    iso_status hooked = run_pre_sync_hooks(self);
+    iso_error record = *iso_last_error();
+    iso_status sent = exchange_all(self);
+    ISO_TRY(first_error(hooked, &record, sent));
+    return ISO_OK;
 }
 
 iso_status iso_data_parallel_all_reduce_gradients(iso_module *module) {
@@ -157,8 +164,11 @@ iso_status iso_data_parallel_all_reduce_gradients(iso_module *module) {
         "gradients are exchanged automatically in this sync mode: all_reduce_gradients is for "
         "ISO_SYNC_EXPLICIT");
     if (self->no_sync > 0) return ISO_OK;
-    ISO_TRY(all_reduce(self));
-    return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
+    self->refused = false;
+    iso_status status = all_reduce(self);
+    if (!self->refused) status = sync_buffers(self, status);
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 static iso_status begin_backward(iso__data_parallel *self) {
@@ -210,9 +220,18 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
     status = iso__data_parallel_end_pass(self, status);
     iso__reducer_leave_backward(self->reducer);
     if (status == ISO_OK) iso__clock_stop(&self->backward);
-    if (leaves) status = sync_buffers(self, status);
+    if (leaves && !self->refused) status = sync_buffers(self, status);
     ISO_TRY(status);
     return ISO_OK;
+}
+
+// Whether a list of gradients that lack some, or are zeros, does no harm: not if other ranks may
+// wait inside a layer, and not if it decides once which parameters are used.
+static bool may_end_early(const iso__data_parallel *self) {
+    if (self->unused == ISO_UNUSED_STATIC) return false;
+    for (int l = 0; l < self->link_count; l++)
+        if (iso__data_parallel_meets(self->link[l].module)) return false;
+    return true;
 }
 
 // A layer has failed here. Ranks on which it has not wait for this rank's gradients: they get those
@@ -220,11 +239,11 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
 static iso_status end_failed_backward(iso__data_parallel *self, iso_status status) {
     iso_error record = *iso_last_error();
     bool leaves = self->no_sync == 0 && !iso__is_explicit(self);
-    bool sends = leaves && !self->refused && !is_lost(status);
+    bool sends = leaves && !self->refused && !is_lost(status) && may_end_early(self);
     iso__data_parallel_note_backward(self, self->no_sync == 0);
     iso__data_parallel_end_uses(self, status);
+    self->carried = !sends;
     if (sends) {
-        self->carried = false;
         iso__reducer_excuse(self->reducer, true);
         iso_status sent = send_gradients(self);
         iso__reducer_excuse(self->reducer, false);

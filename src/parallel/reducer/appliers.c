@@ -321,6 +321,9 @@ static iso_status update_slot(iso__appliers *a, int slot, const applier *p, bool
 iso_status iso__appliers_update_all(iso__appliers *a, int id, const bool *skipped) {
     const applier *p = &a->applier[id];
     bool halves = iso__appliers_have_halves(a);
+    // An update that failed here before is not repeated.
+    for (int s = 0; s < a->layout->slot_count; s++)
+        if (p->mine[s]) a->arrived[a->layout->slot[s].param] = 0;
     for (int s = 0; s < a->layout->slot_count; s++) {
         if (!p->mine[s]) continue;
         if (halves && !a->layout->slot[s].local)

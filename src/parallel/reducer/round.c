@@ -162,12 +162,6 @@ static iso_status report_slot(iso__round *r, int s) {
               "but it is an average, and by_weight takes sums: report the last backward of a step "
               "only, or call zero_grad first",
               slot->name);
-    ISO_CHECK(r->average.mode != ISO_AVERAGE_SUM || slot->local || !r->fresh || !r->slot[s].keep,
-              ISO_ERR_STATE,
-              "a second backward would add to the gradient of \"%s\" before a step has used it, "
-              "but it is a sum over ranks, which would be summed again: run all backwards of a "
-              "step except the last inside no_sync, or call zero_grad first",
-              slot->name);
     ISO_TRY(iso__weights_check(r->with.weights, whole, slot->name));
     ISO_TRY(take_gradient(r, s));
     iso__usage_mark(r->usage, s, true);
