@@ -227,9 +227,24 @@ static iso_status check_zero(const iso_reducer *r, const iso__periodic_config *c
     return ISO_OK;
 }
 
+// It exchanges all parameters of its optimizer, and changes over which ranks any are averaged.
+static iso_status check_parameters(iso_reducer *r) {
+    ISO_CHECK(iso__reducer_appliers(r) == 1, ISO_ERR_UNSUPPORTED,
+              "the model has %d optimizers, and a periodic mode would exchange the parameters of "
+              "one: use one optimizer with parameter groups",
+              iso__reducer_appliers(r));
+    for (int i = 0; i < iso_reducer_param_count(r); i++)
+        ISO_CHECK(!iso__reducer_param(r, i).local, ISO_ERR_UNSUPPORTED,
+                  "parameter \"%s\" is each rank's own (ignore), and a periodic mode would average "
+                  "it: use blocking or lazy",
+                  iso__reducer_name(r, i));
+    return ISO_OK;
+}
+
 static iso_status prepare_memory(iso__periodic *p, iso_status owner) {
     iso_buffer_list buffers;
     ISO_TRY(owner);
+    ISO_TRY(check_parameters(iso_data_parallel_reducer(p->data_parallel)));
     ISO_TRY(check_zero(iso_data_parallel_reducer(p->data_parallel), &p->config));
     p->device = p->data_parallel->device;
     ISO_TRY(iso__periodic_memory_open(p));

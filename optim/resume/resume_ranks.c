@@ -144,7 +144,7 @@ static bool may_vanish(const char *name) {
     const char *end = strrchr(name, '/');
     return strcmp(name, "hook_state") == 0 ||
            (strncmp(name, "daso/", 5) == 0 && end &&
-            (strstr(end, "residual") || strcmp(end, "/copies") == 0));
+            (strstr(end, "residual") || strcmp(end, "/copies") == 0 || strstr(end, "_copies")));
 }
 
 static iso_status check_unlisted(const iso_state *state, const iso__safetensors *file) {

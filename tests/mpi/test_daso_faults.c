@@ -403,6 +403,41 @@ Test(np2_daso_faults, optimizer_that_is_not_tied) {
     }
 }
 
+static void ignore_bias(iso_data_parallel_config *dp) {
+    static const char *const names[] = {"conv2.bias"};
+    dp->ignore = names;
+    dp->ignore_count = 1;
+}
+
+// It would average what each rank has of its own.
+Test(np2_daso_faults, parameters_that_are_not_exchanged) {
+    daso_case c = daso_case_default(20), heat = heat_case_default(5);
+    c.train.adjust = heat.train.adjust = ignore_bias;
+    iso_assert_all(daso_refused(&c, ISO_ERR_UNSUPPORTED, "\"conv2.bias\" is each rank's own"));
+    iso_assert_all(daso_refused(&heat, ISO_ERR_UNSUPPORTED, "\"conv2.bias\" is each rank's own"));
+}
+
+// The parameters of the other one would drift apart.
+Test(np2_daso_faults, one_of_two_optimizers) {
+    daso_case c = daso_case_default(20);
+    iso_optimizer *part[2];
+    trainer t;
+    c.train.rows = 4;
+    iso_assert_ok(trainer_create(&t, test_comm, &c.train));
+    iso_optimizer_destroy(&t.optimizer);
+    const iso_module *net = t.model->child[0];
+    for (int i = 0; i < 2; i++) {
+        iso_module *layer = net->child[i ? net->child_count - 1 : 0];
+        iso_assert_ok(iso_optimizer_create(ISO_SGD, layer, NULL, &part[i]));
+        iso_assert_ok(iso_dp_optimizer_create_take(part[i], t.model, &part[i]));
+    }
+    iso_status status = iso_daso_create_take(part[0], t.model, &c.daso, &part[0]);
+    iso_assert_all(status == ISO_ERR_UNSUPPORTED && !part[0]);
+    iso_assert_all(strstr(iso_last_error()->message, "the model has 2 optimizers") != NULL);
+    iso_optimizer_destroy(&part[1]);
+    trainer_destroy(&t);
+}
+
 // ---- How long it waits ------------------------------------------------------------------------------
 
 // What the program asked for holds in the communicators of the engine, whatever ISO_TIMEOUT says.

@@ -41,6 +41,7 @@ iso_reducer_param iso__reducer_param(iso_reducer *r, int i) {
                                .dtype = s->type,
                                .row = s->row,
                                .sparse_rows = s->sparse_rows,
+                               .local = s->local,
                                .gradient = iso_reducer_grad(r, i)};
 }
 
