@@ -212,8 +212,8 @@ typedef struct iso_images_config {
 // Opens JPEG and PNG pictures in class folders. A sample is an image [3, size, size] and its label.
 // Classes are the folders, sorted by the bytes of their names. The classes of `train` also number
 // those of `val`, where some may be missing. Pictures are the files .jpg, .jpeg and .png (in any
-// case) in a class folder and the folders below it, of which at most 15 are nested. Names that
-// begin with a dot are ignored.
+// case) in a class folder and its subfolders, up to 15 levels deep. The reader ignores names that
+// begin with a dot.
 //
 // The pictures stay in their files. A loader's threads read and decode those of its batches, so
 // more threads are faster. A picture is resized until its shorter side has `shorter` pixels, as by

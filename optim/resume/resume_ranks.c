@@ -2,7 +2,7 @@
 // Loads a set that another number of ranks saved: what each rank had of its own becomes the same on
 // all ranks, by the rules of the entries.
 #include "optim/resume/resume_impl.h"
-#include "tensor/tensor_impl.h"
+#include "tensor/element.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 // complete.
 #include "device/device_impl.h"
 #include "optim/resume/resume_impl.h"
-#include "tensor/tensor_impl.h"
+#include "tensor/element.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -32,8 +32,7 @@ static iso_status is_finite(const iso__array *a, bool *out) {
     void *data;
     *out = true;
     iso_dtype type = iso__safetensors_type(a->dtype);
-    bool real = type == ISO_F32 || type == ISO_F64 || iso__is_half(type);
-    if (!real) return ISO_OK;
+    if (!iso__is_real(type)) return ISO_OK;
     int64_t count = (int64_t)(iso__array_bytes(a) / iso_dtype_size(type));
     ISO_TRY(iso__array_open(a, ISO_READ, &data));
     for (int64_t n = 0; n < count && *out; n++) *out = isfinite(iso__element_get(type, data, n));

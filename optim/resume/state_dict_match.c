@@ -2,6 +2,7 @@
 // Compares a state_dict with the module or optimizer to load it into, and copies its tensors.
 #include "device/device_impl.h"
 #include "optim/resume/state_dict_impl.h"
+#include "tensor/element.h"
 #include "tensor/tensor_impl.h"
 
 #include <string.h>
@@ -77,12 +78,8 @@ static iso_status check_names(const iso_incompatible_keys *keys, const char *wha
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
-static bool is_real(iso_dtype type) {
-    return type == ISO_F32 || type == ISO_F64 || iso__is_half(type);
-}
-
 static bool can_convert(iso_dtype from, iso_dtype to) {
-    return from == to || (is_real(from) && is_real(to));
+    return from == to || (iso__is_real(from) && iso__is_real(to));
 }
 
 static iso_status check_tensor(const char *name, const iso_tensor *own, const iso_tensor *given,

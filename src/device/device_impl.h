@@ -187,6 +187,14 @@ static inline iso_status iso__arrival_wait(iso__arrival *arrival, const iso_tens
 }
 
 static inline bool iso__is_half(iso_dtype type) { return type == ISO_BF16 || type == ISO_F16; }
+static inline bool iso__is_real(iso_dtype type) {
+    return type == ISO_F32 || type == ISO_F64 || iso__is_half(type);
+}
+// The type of the gradient of a parameter of this type, in which it is summed: sums of many numbers
+// need more than 16 bits.
+static inline iso_dtype iso__gradient_type(iso_dtype value) {
+    return iso__is_half(value) ? ISO_F32 : value;
+}
 
 // A copy of f32 in bf16 or f16.
 typedef struct iso__rounding {

@@ -52,7 +52,7 @@ static const iso_module_ops cast_ops = {
 
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out) {
     iso_module *module;
-    ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64 || iso__is_half(dtype), ISO_ERR_ARG,
+    ISO_CHECK(iso__is_real(dtype), ISO_ERR_ARG,
               "a Cast to element type %s: use f32, f64, bf16 or f16", iso_dtype_name(dtype));
     ISO_TRY(iso__module_new(sizeof(cast), &cast_ops, device, &module));
     iso_status status = iso__device_check_dtype(device, dtype);

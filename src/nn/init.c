@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Initial values of parameters, as PyTorch draws them by default and on demand.
 #include "nn/nn_impl.h"
+#include "tensor/element.h"
 
 #include <math.h>
 

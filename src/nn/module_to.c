@@ -101,13 +101,12 @@ static iso_status check_half_layers(iso_module *module, const char *path, void *
 }
 
 iso_status iso_module_to(iso_module *module, iso_dtype dtype) {
-    bool half = iso__is_half(dtype);
-    ISO_CHECK(half || dtype == ISO_F32 || dtype == ISO_F64, ISO_ERR_ARG,
+    ISO_CHECK(iso__is_real(dtype), ISO_ERR_ARG,
               "a module cannot be made %s: use f32, f64, bf16 or f16", iso_dtype_name(dtype));
     ISO_TRY(iso__device_check_dtype(module->device, dtype));
     ISO_TRY(check_half_device(module->device, dtype));
     half_check check = {.root = module, .dtype = dtype};
-    if (half) ISO_TRY(iso_module_walk(module, check_half_layers, &check));
+    if (iso__is_half(dtype)) ISO_TRY(iso_module_walk(module, check_half_layers, &check));
     ISO_TRY(check_free(module, "change its element type"));
     ISO_TRY(iso__module_check_tied(module, "converted"));
     ISO_TRY(convert_all(module, dtype));

@@ -174,11 +174,6 @@ iso_status iso__norm_sync_sums(iso__norm_sync *sync, const iso_tensor *x,
 
 // ISO_ERR_UNSUPPORTED unless the device has a kernel of this layer, which is of type `type`.
 iso_status iso__check_kernel(const iso_device *device, bool has, const char *type);
-// The type of the gradient of a parameter of this type: sums of many numbers need more than 16
-// bits.
-static inline iso_dtype iso__gradient_type(iso_dtype value) {
-    return iso__is_half(value) ? ISO_F32 : value;
-}
 // Whether a tensor of this type holds indices.
 static inline bool iso__is_index(iso_dtype dtype) { return dtype == ISO_I32 || dtype == ISO_I64; }
 // A tensor over the memory of x as rows of its last dimension: a view for a kernel call.

@@ -6,6 +6,7 @@
 #include "parallel/gradients.h"
 #include "parallel/parallel_impl.h"
 #include "parallel/reducer/reducer_calls.h"
+#include "tensor/element.h"
 #include "tensor/tensor_impl.h"
 
 #include <isotherm/clip.h>

@@ -118,13 +118,18 @@ static iso_status first_error(iso_status first, const iso_error *record, iso_sta
     return first < 0 ? first : second;
 }
 
-// Even if a hook fails, as other ranks wait for these gradients.
-static iso_status close_backward(iso__data_parallel *self) {
+// Sends even if a hook fails, as other ranks wait for these gradients.
+static iso_status send_after_hooks(iso__data_parallel *self,
+                                   iso_status (*send)(iso__data_parallel *self)) {
     iso_status hooked = run_pre_sync_hooks(self);
     iso_error record = *iso_last_error();
-    iso_status sent = send_gradients(self);
+    iso_status sent = send(self);
     ISO_TRY(first_error(hooked, &record, sent));
     return ISO_OK;
+}
+
+static iso_status close_backward(iso__data_parallel *self) {
+    return send_after_hooks(self, send_gradients);
 }
 
 // After a failed exchange another one would only wait.
@@ -149,11 +154,7 @@ static iso_status exchange_all(iso__data_parallel *self) {
 
 static iso_status all_reduce(iso__data_parallel *self) {
     iso__data_parallel_drop_weight(self);
-    iso_status hooked = run_pre_sync_hooks(self);
-    iso_error record = *iso_last_error();
-    iso_status sent = exchange_all(self);
-    ISO_TRY(first_error(hooked, &record, sent));
-    return ISO_OK;
+    return send_after_hooks(self, exchange_all);
 }
 
 iso_status iso_data_parallel_all_reduce_gradients(iso_module *module) {

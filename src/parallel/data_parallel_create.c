@@ -228,8 +228,7 @@ static iso_status check_trainable(const iso__data_parallel *self) {
     for (int i = 0; i < self->list.count; i++) {
         const iso_parameter *p = self->list.item[i];
         iso_dtype type = p->value->dtype;
-        bool trains = type == ISO_F32 || type == ISO_F64 || iso__is_half(type);
-        ISO_CHECK(!p->requires_grad || trains, ISO_ERR_TYPE,
+        ISO_CHECK(!p->requires_grad || iso__is_real(type), ISO_ERR_TYPE,
                   "parameter \"%s\" is %s: modules train f32, f64, bf16 and f16",
                   self->list.name[i], iso_dtype_name(type));
         ISO_CHECK(!p->requires_grad || p->grad->dtype == iso__gradient_type(type), ISO_ERR_TYPE,

@@ -5,6 +5,7 @@
 
 #include "comm/comm_calls.h"
 #include "comm/same_lines.h"
+#include "device/device_impl.h"
 
 #include <string.h>
 
@@ -13,8 +14,7 @@ static iso_status check_param(const iso_reducer_param *p, int i) {
               "parameter %d (counted from 0) of the reducer needs a name, a value and at least one "
               "element",
               i);
-    bool half = p->dtype == ISO_BF16 || p->dtype == ISO_F16;
-    ISO_CHECK(half || p->dtype == ISO_F32 || p->dtype == ISO_F64, ISO_ERR_TYPE,
+    ISO_CHECK(iso__is_real(p->dtype), ISO_ERR_TYPE,
               "parameter \"%s\" is %s: the reducer takes f32, f64, bf16 and f16", p->name,
               iso_dtype_name(p->dtype));
     ISO_CHECK(p->row == 0 || p->count % p->row == 0, ISO_ERR_ARG,

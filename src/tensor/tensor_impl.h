@@ -23,10 +23,6 @@ struct iso_tensor {
 static inline size_t iso__tensor_bytes(const iso_tensor *t) {
     return (size_t)t->count * iso_dtype_size(t->dtype);
 }
-// One element of f32, f64, bf16 or f16, which need not be aligned. To 16 bits, numbers are rounded to f32 first, as
-// iso_tensor_copy does.
-double iso__element_get(iso_dtype dtype, const void *data, int64_t i);
-void iso__element_put(iso_dtype dtype, void *data, int64_t i, double x);
 bool iso__tensor_same_shape(const iso_tensor *a, const iso_tensor *b);
 // "[64, 1, 28, 28]" into text; returns text.
 const char *iso__shape_text(int ndim, const int64_t *shape, char *text, size_t room);

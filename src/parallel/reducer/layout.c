@@ -20,7 +20,7 @@ static size_t whole_rows(const iso__layout *l, size_t row_bytes) {
 
 // Elements of each piece except the last; 0: the parameter is not cut.
 static size_t piece_elements(const iso__layout *l, const iso_reducer_param *p, size_t piece_bytes) {
-    size_t size = iso_dtype_size(iso__stored_type(p->dtype)), bytes = p->count * size;
+    size_t size = iso_dtype_size(iso__gradient_type(p->dtype)), bytes = p->count * size;
     bool whole = p->whole || p->local || p->delayed || p->sparse_rows > 0;
     if (piece_bytes == 0 || p->row == 0 || whole || bytes / 2 < piece_bytes) return 0;
     size_t rows = p->count / p->row, pieces = bytes / piece_bytes;
@@ -48,7 +48,7 @@ static iso_status add_slot(iso__layout *l, const iso_reducer_param *p, int i, in
                              .value = (char *)p->value + skipped,
                              .home = p->gradient ? (char *)p->gradient + skipped : NULL,
                              .count = each > 0 && each < left ? each : left,
-                             .dtype = iso__stored_type(p->dtype),
+                             .dtype = iso__gradient_type(p->dtype),
                              .type = p->dtype,
                              .row = p->row,
                              .sparse_rows = sparse_rows_of(p),

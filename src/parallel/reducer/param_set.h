@@ -4,15 +4,10 @@
 #ifndef ISO_PARAM_SET_H
 #define ISO_PARAM_SET_H
 
-#include "base/base.h"
+#include "device/device_impl.h"
 
 #include <isotherm/comm.h>
 #include <isotherm/reducer.h>
-
-// The type in which the gradients of a parameter are stored and summed.
-static inline iso_dtype iso__stored_type(iso_dtype type) {
-    return type == ISO_BF16 || type == ISO_F16 ? ISO_F32 : type;
-}
 
 // What the program calls a parameter.
 typedef struct iso__param_ref {

@@ -87,7 +87,7 @@ static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *
 static iso_status check_types(const iso_reducer_config *c, const iso__param_set *set) {
     for (int i = 0; is_remote(c) && i < set->count; i++)
         ISO_CHECK(
-            iso__stored_type(set->param[i].dtype) == set->param[i].dtype, ISO_ERR_UNSUPPORTED,
+            iso__gradient_type(set->param[i].dtype) == set->param[i].dtype, ISO_ERR_UNSUPPORTED,
             "parameter \"%s\" is %s: the reducer takes this type in the host's memory so far, "
             "not on a %s device",
             set->param[i].name, iso_dtype_name(set->param[i].dtype), c->device->ops->name);
