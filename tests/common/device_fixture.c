@@ -139,6 +139,16 @@ void pair_set(pair *p, int64_t i, double value) {
     OK(iso_tensor_unmap(p->t));
 }
 
+void pair_write(pair *p) {
+    void *host;
+    OK(iso_tensor_map(p->t, ISO_READ_WRITE, &host));
+    for (int64_t i = 0; i < p->t->count; i++) {
+        set_number(p->t, host, i, p->d[i]);
+        p->d[i] = number(p->t, host, i);
+    }
+    OK(iso_tensor_unmap(p->t));
+}
+
 void pair_read(pair *p) {
     void *host;
     OK(iso_tensor_map(p->t, ISO_READ, &host));

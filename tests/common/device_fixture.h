@@ -49,6 +49,8 @@ void pair_destroy(pair *p);
 void zero(pair *p);
 // Sets number i, in logical order, of both.
 void pair_set(pair *p, int64_t i, double value);
+// Copies the pair's doubles to the tensor, and what they are there, rounded, back.
+void pair_write(pair *p);
 // Copies the tensor's values to the pair's doubles.
 void pair_read(pair *p);
 // Asserts that the tensor holds the pair's doubles, up to `tolerance` of the largest (for f64 up to

@@ -83,7 +83,8 @@ typedef struct conv_pairs {
 
 // From -4 to 4.
 static void to_integers(pair *p) {
-    for (int64_t i = 0; i < iso_tensor_count(p->t); i++) pair_set(p, i, round(p->d[i] * 4));
+    for (int64_t i = 0; i < iso_tensor_count(p->t); i++) p->d[i] = round(p->d[i] * 4);
+    pair_write(p);
 }
 
 static conv_pairs conv_create(const target *on, const oracle_conv *c, iso_layout layout) {
@@ -229,8 +230,8 @@ Test(cpu_bf16, products_of_small_integers_are_exact) {
         conv_pairs p = conv_create(&on, &convs[i], ISO_LAYOUT_BLOCKED);
         to_integers(&p.x), to_integers(&p.w), to_integers(&p.b), to_integers(&p.y);
         conv_input(&on, &convs[i], &p, 0);
-        for (int64_t k = 0; k < iso_tensor_count(p.x.t); k++)
-            pair_set(&p.x, k, (double)(k % 9 - 4));
+        for (int64_t k = 0; k < iso_tensor_count(p.x.t); k++) p.x.d[k] = (double)(k % 9 - 4);
+        pair_write(&p.x);
         conv_params(&on, &convs[i], &p, true, 0);
         conv_destroy(&p);
         p = conv_create(&on, &convs[i], ISO_LAYOUT_BLOCKED);
@@ -256,7 +257,8 @@ Test(cpu_bf16, infinities_and_nans_stay_and_large_values_overflow) {
     static const double special[] = {INFINITY, -INFINITY, NAN, FLT_MAX, -FLT_MAX, 1e30, 1e-30};
     target on = open_bf16(true);
     linear_pairs p = linear_create(&on, (int64_t[]){ROWS, IN, OUT});
-    for (int64_t i = 0; i < OUT * IN; i++) pair_set(&p.w, i, 0.5 + (double)(i % 7));
+    for (int64_t i = 0; i < OUT * IN; i++) p.w.d[i] = 0.5 + (double)(i % 7);
+    pair_write(&p.w);
     for (int i = 0; i < 7; i++) pair_set(&p.x, (2 + 3 * i) * IN + 11, special[i]);
     OK(on.kernels->linear_forward(on.device, p.x.t, p.w.t, NULL, NULL, ISO_ACT_NONE, p.y.t));
     cr_assert(was_bf16(&on));

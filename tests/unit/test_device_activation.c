@@ -21,9 +21,6 @@ static const function functions[] = {
 static bool starts_from_output(function f) { return f.kind == ISO__TANH || f.kind == ISO__SIGMOID; }
 static bool is_gelu(function f) { return f.kind == ISO__GELU || f.kind == ISO__GELU_TANH; }
 
-// The same number in f32 and in the pair's doubles.
-static void set(pair *p, int64_t i, double value) { pair_set(p, i, (double)(float)value); }
-
 // ---- Functions ----------------------------------------------------------------------------------
 
 // In 16 bits a backward that starts from the output sees a rounded one.
@@ -39,7 +36,8 @@ static void unaries(const target *on) {
         pair x = pair_4d(on, 2, 10, 5, 7, layouts[i % 2]);
         pair y = pair_4d(on, 2, 10, 5, 7, layouts[i % 2]);
         pair dy = pair_4d(on, 2, 10, 5, 7, layouts[i % 2]);
-        for (int64_t k = 0; k < x.t->count; k++) set(&x, k, x.d[k] * 8);
+        for (int64_t k = 0; k < x.t->count; k++) x.d[k] *= 8;
+        pair_write(&x);
         OK(on->kernels->unary_forward(on->device, f.kind, f.alpha, x.t, y.t));
         for (int64_t k = 0; k < x.t->count; k++) y.d[k] = oracle_unary(f.kind, f.alpha, x.d[k]);
         check_pair(on, &y, 2e-7, "output");
@@ -120,7 +118,8 @@ static void softmax(const target *on) {
         int64_t rows = sizes[i][0], k = sizes[i][1];
         pair x = pair_2d(on, rows, k), y = pair_2d(on, rows, k), dy = pair_2d(on, rows, k);
         pair dx = pair_2d(on, rows, k);
-        for (int64_t j = 0; j < k; j++) set(&x, j, x.d[j] * 500); // would overflow
+        for (int64_t j = 0; j < k; j++) x.d[j] *= 500; // would overflow
+        pair_write(&x);
         OK(on->kernels->softmax_forward(on->device, x.t, y.t));
         oracle_softmax(rows, k, x.d, y.d);
         check_pair(on, &y, 1e-6, "softmax");

@@ -71,7 +71,8 @@ static norm_pairs norm_create(const target *on, const norm_shape *s, iso_layout 
                     .var = pair_1d(on, channels),
                     .dw = pair_1d(on, channels),
                     .db = pair_1d(on, channels)};
-    for (int64_t c = 0; c < channels; c++) pair_set(&p.var, c, 0.25 + (double)(c % 8) / 8);
+    for (int64_t c = 0; c < channels; c++) p.var.d[c] = 0.25 + (double)(c % 8) / 8;
+    pair_write(&p.var);
     p.batch_mean = calloc((size_t)channels, sizeof(double));
     p.batch_var = calloc((size_t)channels, sizeof(double));
     OK(on->device->ops->alloc(on->device, on->kernels->batch_norm_workspace(on->device, p.x.t),
