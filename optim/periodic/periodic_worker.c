@@ -45,12 +45,11 @@ typedef struct slice {
         }                                                                                          \
     }                                                                                              \
     static bool change_##name(const slice *s) {                                                    \
-        const T *x = s->now;                                                                       \
-        T *known = s->known, *changes = s->message, scale = (T)s->scale;                           \
+        const T *x = s->now, *known = s->known;                                                    \
+        T *changes = s->message, scale = (T)s->scale;                                              \
         bool finite = true;                                                                        \
         for (size_t i = 0; i < s->count; i++) {                                                    \
             changes[i] = scale * (x[i] - known[i]);                                                \
-            known[i] = x[i];                                                                       \
             finite = finite && isfinite(changes[i]);                                               \
         }                                                                                          \
         return finite;                                                                             \
@@ -65,6 +64,10 @@ typedef struct slice {
 SLICES(float, f32)
 SLICES(double, f64)
 
+static size_t bytes_of(bool f64, size_t count) {
+    return count * (f64 ? sizeof(double) : sizeof(float));
+}
+
 // What happens to a slice. Returns whether all is finite.
 typedef bool (*slice_op)(const slice *s);
 static bool merge_slice(const slice *s) {
@@ -72,11 +75,11 @@ static bool merge_slice(const slice *s) {
     return true;
 }
 static bool change_slice(const slice *s) { return (s->f64 ? change_f64 : change_f32)(s); }
-static bool look_slice(const slice *s) { return (s->f64 ? look_f64 : look_f32)(s); }
-
-static size_t bytes_of(bool f64, size_t count) {
-    return count * (f64 ? sizeof(double) : sizeof(float));
+static bool keep_slice(const slice *s) {
+    memcpy(s->known, s->now, bytes_of(s->f64, s->count));
+    return true;
 }
+static bool look_slice(const slice *s) { return (s->f64 ? look_f64 : look_f32)(s); }
 
 // The number of elements that a parameter and the shard share. `at` is the parameter's offset in
 // the array of its type. *first: the first of them, counted from the beginning of the parameter.
@@ -112,27 +115,38 @@ static void find_spans(const iso__periodic *p, const iso__server_part *shard, in
     }
 }
 
-// Applies op to all slices of a shard. message: elements of each type. put: parameters change.
-static iso_status visit_shard(iso__periodic *p, int rank, void *const message[2], slice_op op,
-                              bool put) {
-    int first, last;
-    size_t at[2] = {0}, from;
-    bool finite = true;
-    iso__server_part shard = iso__server_shard(p->worker->server, rank);
+// Applies op to the slices of a shard in parameters [first, last), which are mapped. message, at:
+// elements of each type, see visit_shard and find_spans. Returns whether all is finite.
+static bool apply(iso__periodic *p, const iso__server_part *shard, void *const message[2],
+                  slice_op op, int first, int last, const size_t before[2]) {
+    size_t from, at[2] = {before[0], before[1]};
     size_t f64 = iso__flat_f64(iso__periodic_flat(p, 0, p->parameter_count));
-    find_spans(p, &shard, &first, &last, at);
-    ISO_TRY(iso_data_parallel_finish(p->data_parallel));
-    ISO_TRY(iso__periodic_map(p, first, last));
+    bool finite = true;
     for (int i = first; i < last; i++) {
         bool k = p->span[i].f64;
-        size_t count = cut_span(&shard, &p->span[i], at[k], &from);
+        size_t count = cut_span(shard, &p->span[i], at[k], &from);
         slice s = {.count = count, .f64 = k, .scale = p->worker->scale};
         s.now = (char *)p->span[i].host + bytes_of(k, from);
         s.known = (char *)p->sent + (k ? f64 : 0) + bytes_of(k, at[k] + from);
-        if (count > 0) s.message = (char *)message[k] + bytes_of(k, at[k] + from - shard.first[k]);
+        if (count > 0) s.message = (char *)message[k] + bytes_of(k, at[k] + from - shard->first[k]);
         if (count > 0) finite = op(&s) && finite;
         at[k] += p->span[i].count;
     }
+    return finite;
+}
+
+// Applies op to all slices of a shard, and if all is finite, `then`, unless it is NULL. message:
+// elements of each type. put: parameters change.
+static iso_status visit_shard(iso__periodic *p, int rank, void *const message[2], slice_op op,
+                              slice_op then, bool put) {
+    int first, last;
+    size_t at[2] = {0};
+    iso__server_part shard = iso__server_shard(p->worker->server, rank);
+    find_spans(p, &shard, &first, &last, at);
+    ISO_TRY(iso_data_parallel_finish(p->data_parallel));
+    ISO_TRY(iso__periodic_map(p, first, last));
+    bool finite = apply(p, &shard, message, op, first, last, at);
+    if (finite && then) apply(p, &shard, message, then, first, last, at);
     if (put) ISO_TRY(iso__periodic_unmap(p, first, last));
     ISO_CHECK(finite, ISO_ERR_STATE,
               "rank %d: parameters are not finite: they were not pushed: try a lower learning rate",
@@ -145,18 +159,19 @@ static iso_status merge_answer(iso__periodic *p, int rank) {
     void *answer[2];
     for (int k = 0; k < 2; k++)
         answer[k] = (void *)(uintptr_t)iso__server_answer(w->server, rank, k);
-    return visit_shard(p, rank, answer, merge_slice, true);
+    return visit_shard(p, rank, answer, merge_slice, NULL, true);
 }
 
 static iso_status take_changes(iso__periodic *p, int rank) {
     void *changes[2];
     for (int k = 0; k < 2; k++) changes[k] = iso__server_changes(p->worker->server, rank, k);
-    return visit_shard(p, rank, changes, change_slice, false);
+    // What is refused counts as not pushed.
+    return visit_shard(p, rank, changes, change_slice, keep_slice, false);
 }
 
 static iso_status look_at(iso__periodic *p, int rank) {
     void *const none[2] = {p->sent, p->sent}; // not used
-    return visit_shard(p, rank, none, look_slice, false);
+    return visit_shard(p, rank, none, look_slice, NULL, false);
 }
 
 // ---- Steps ------------------------------------------------------------------------------------------
@@ -289,12 +304,19 @@ iso_status iso__worker_begin(iso__periodic *p) {
 
 // ---- Where ranks meet -------------------------------------------------------------------------------
 
+// Takes the last answers, and makes the last changes. Only this rank may fail in it, and the others
+// must not wait for its push.
+static iso_status prepare_pushes(iso__periodic *p, bool failed) {
+    iso_status mine = pull_all(p, ISO__SERVER_WAIT_SERVING);
+    if (mine == ISO_OK && !failed) mine = for_each_shard(p, take_changes);
+    return mine == ISO_ERR_TIMEOUT ? mine : iso_comm_agree(p->comm, mine);
+}
+
 static iso_status meet_ranks(iso__periodic *p, bool failed) {
     iso__worker *w = p->worker;
     if (iso__events_repeat(&w->events)) ISO_TRY(repeat_events(p));
     ISO_TRY(iso__server_gather(w->server, &failed));
-    ISO_TRY(pull_all(p, ISO__SERVER_WAIT_SERVING));
-    if (!failed) ISO_TRY(for_each_shard(p, take_changes));
+    ISO_TRY(prepare_pushes(p, failed));
     ISO_TRY(iso__server_finish(w->server, failed));
     return failed ? ISO_OK : for_each_shard(p, merge_answer);
 }

@@ -4,6 +4,7 @@
 #include "common/mpi_fixture.h"
 #include "common/resume_fixture.h"
 #include "common/server_fixture.h"
+#include "common/tensor_access.h"
 #include "common/types_fixture.h"
 
 #include "base/base.h"
@@ -167,6 +168,33 @@ Test(np3_server, a_rank_that_fails_is_an_error_everywhere) {
     iso_assert_all(strstr(iso_last_error()->message, "not finite"));
     iso_assert_ok(iso_daso_complete(t.optimizer)); // nothing is under way
     iso_assert_all(is_finite(&t) == (test_rank != 1));
+    daso_close(&t);
+}
+
+// What is refused counts as not pushed: a parameter that is mended is pushed again.
+Test(np2_server, a_refused_push_is_not_forgotten) {
+    trainer t;
+    daso_case c = server_case(0);
+    iso_parameter_list list;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    server_train(&t, &c, 0, 4);
+    iso_assert_ok(iso_data_parallel_finish(t.model));
+    iso_assert_ok(iso_module_parameters(t.model, &list));
+    iso_tensor *value = list.item[0]->value;
+    float healthy = test_rank == 1 ? tensor_swap(value, 0, INFINITY) : 0;
+    bool failed = false;
+    for (int step = 4; test_rank == 1 && step < SERVER_STEPS / 2 && !failed; step++) {
+        iso_optimizer_zero_grad(t.optimizer);
+        failed = trainer_step(&t, step, NULL) == ISO_ERR_STATE;
+    }
+    iso_assert_all(failed == (test_rank == 1));
+    // Its gradients were not finite, either: all parameters become finite again.
+    for (int i = 0; test_rank == 1 && i < list.count; i++)
+        for (int64_t k = 0; k < iso_tensor_count(list.item[i]->value); k++)
+            tensor_swap(list.item[i]->value, k, healthy);
+    iso_parameter_list_destroy(&list);
+    iso_assert_ok(iso_daso_complete(t.optimizer));
+    iso_assert_all(is_finite(&t));
     daso_close(&t);
 }
 
