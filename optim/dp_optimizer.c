@@ -67,10 +67,12 @@ static iso_status collect_pieces(void *user) {
 
 static iso_status step_dp(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
+    long long before = iso__reducer_steps(reducer_of(self));
     iso__count_step(self->core);
     for (int g = 0; g < self->core->groups; g++) self->now[g] = *iso__group_hyper(self->core, g);
     iso_status status = iso_reducer_step_of(reducer_of(self), self->id, self->now);
-    if (status < 0) iso__uncount_step(self->core); // a step that was refused does not count
+    bool refused = iso__reducer_steps(reducer_of(self)) == before; // it does not count
+    if (refused) iso__uncount_step(self->core);
     ISO_TRY(status);
     if (!iso__reducer_shares_updates(reducer_of(self))) return ISO_OK;
     iso_module_zero_grad(self->module); // new values take the place of gradients

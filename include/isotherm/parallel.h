@@ -94,7 +94,7 @@ typedef struct iso_data_parallel_config {
     const iso_comm_hook *hook; // copied; NULL: iso_hook_plain
     // Names of parameters and buffers that are not synchronised after the initial broadcast, such
     // as the experts of a mixture. An optimizer updates them with this rank's own gradient. The
-    // periodic modes refuse such parameters (ISO_ERR_UNSUPPORTED).
+    // periodic modes refuse such parameters (ISO_ERR_UNSUPPORTED), and leave such buffers alone.
     const char *const *ignore;
     int ignore_count;
     // Names of parameters whose gradients leave together, after all others of the backward
@@ -258,9 +258,10 @@ iso_status iso_data_parallel_end_no_sync(iso_module *data_parallel);
 // Local, with config.by_weight only (else ISO_ERR_STATE). Adds to this rank's weight in the next
 // exchange: the number of tokens or samples over which its gradients are sums, 0 or more
 // (ISO_ERR_ARG). Call it before each backward, also inside no_sync: the weights of accumulated
-// backwards add up, and zero_grad discards them with the gradients. ISO_ERR_STATE if gradients of
-// this backward have left already. A backward whose gradients leave without a weight is
-// ISO_ERR_STATE.
+// backwards add up, and zero_grad discards them with the gradients. Call it once there is a
+// gradient to propagate: the weight of a backward that never comes stays. ISO_ERR_STATE if
+// gradients of this backward have left already. A backward whose gradients leave without a weight
+// is ISO_ERR_STATE.
 iso_status iso_data_parallel_add_weight(iso_module *data_parallel, double weight);
 // Collective, blocking, with ISO_SYNC_EXPLICIT only (else ISO_ERR_STATE). Averages all gradients in
 // place; a missing one counts as zero. Does nothing inside no_sync (fairseq: all_reduce_grads).

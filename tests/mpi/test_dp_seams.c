@@ -437,6 +437,9 @@ static void explicit_mode(void) {
     iso_assert_ok(trainer_backward(&t, 20));
     iso_assert_all(iso_optimizer_step(t.optimizer) == ISO_ERR_STATE);
     iso_assert_all(strstr(iso_last_error()->message, "all_reduce_gradients") != NULL);
+    iso_assert_ok(iso_data_parallel_all_reduce_gradients(t.model));
+    iso_assert_ok(trainer_backward(&t, 21)); // adds to averages what no other rank has
+    iso_assert_all(iso_optimizer_step(t.optimizer) == ISO_ERR_STATE);
     iso_assert_ok(iso_data_parallel_begin_no_sync(t.model));
     iso_assert_ok(iso_data_parallel_all_reduce_gradients(t.model)); // does nothing
     iso_assert_all(iso_optimizer_step(t.optimizer) == ISO_ERR_STATE);

@@ -158,3 +158,41 @@ Test(np2_no_sync, a_second_step_is_refused) {
     second_step_is_refused(false);
     second_step_is_refused(true);
 }
+
+static void sums(iso_data_parallel_config *dp) { dp->average = ISO_AVERAGE_SUM; }
+
+// A sum over all ranks would be summed again. With the last backward alone outside no_sync it is
+// not.
+Test(np2_no_sync, a_second_backward_that_adds_to_sums_is_refused) {
+    trainer t;
+    trainer_config config = trainer_default();
+    config.adjust = sums;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_assert_ok(trainer_backward(&t, 0));
+    iso_assert_all(trainer_backward(&t, 1) == ISO_ERR_STATE);
+    iso_assert_all(strstr(iso_last_error()->message, "ISO_AVERAGE_SUM"));
+    iso_assert_ok(iso_optimizer_step(t.optimizer));
+    iso_optimizer_zero_grad(t.optimizer);
+    iso_assert_ok(iso_data_parallel_begin_no_sync(t.model));
+    iso_assert_ok(trainer_backward(&t, 1));
+    iso_assert_ok(iso_data_parallel_end_no_sync(t.model));
+    iso_assert_ok(trainer_backward(&t, 2));
+    iso_assert_ok(iso_optimizer_step(t.optimizer));
+    trainer_destroy(&t);
+}
+
+// The same with the engine alone.
+Test(np2_no_sync, a_second_report_that_adds_to_sums_is_refused) {
+    float value[4] = {0};
+    iso_reducer *r;
+    const iso_reducer_param param = {.name = "w", .value = value, .count = 4, .dtype = ISO_F32};
+    const iso_reducer_config config = {.average = ISO_AVERAGE_SUM};
+    iso_assert_ok(iso_reducer_create(test_comm, &param, 1, &config, &r));
+    iso_assert_ok(iso_reducer_grad_ready(r, 0));
+    iso_assert_ok(iso_reducer_finish(r));
+    iso_assert_all(iso_reducer_grad_ready(r, 0) == ISO_ERR_STATE);
+    iso_reducer_zero_grad(r);
+    iso_assert_ok(iso_reducer_grad_ready(r, 0));
+    iso_assert_ok(iso_reducer_finish(r));
+    iso_reducer_destroy(&r);
+}

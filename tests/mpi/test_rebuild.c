@@ -239,6 +239,24 @@ Test(np2_rebuild, statistics_and_gradients_stay) {
     trainer_destroy(&t);
 }
 
+// As the grad scaler does when gradients overflow.
+Test(np2_rebuild, a_step_may_have_been_skipped) {
+    trainer t;
+    trainer_config config = config_of(ISO_SYNC_LAZY);
+    uint64_t hash = 0, expected = 0;
+    for (int rebuilds = 0; rebuilds < 2; rebuilds++) {
+        iso_assert_ok(trainer_create(&t, test_comm, &config));
+        iso_assert_ok(trainer_go_on(&t, 0, 2));
+        iso_assert_ok(trainer_backward(&t, 2));
+        iso_optimizer_zero_grad(t.optimizer);
+        if (rebuilds) iso_assert_ok(iso_data_parallel_rebuild(t.model, NULL));
+        iso_assert_ok(trainer_go_on(&t, 3, 6));
+        iso_assert_ok(trainer_hash(&t, rebuilds ? &hash : &expected));
+        trainer_destroy(&t);
+    }
+    iso_assert_all(hash == expected);
+}
+
 // ---- What is refused ----------------------------------------------------------------------------------
 
 static bool refused(trainer *t, const iso_bucket_sizes *sizes, iso_status expected,

@@ -84,6 +84,29 @@ Test(np2_update_counts, a_step_that_is_skipped_or_refused_counts_nothing) {
     others_count_nothing(ISO_SYNC_BLOCKING);
 }
 
+static iso_status fail_update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
+                              const iso_hyper *hyper) {
+    (void)optimizer, (void)i, (void)gradient, (void)scale, (void)hyper;
+    return iso_error_set(ISO_ERR_IO, "the update failed");
+}
+
+// A step that has begun counts, although its update fails.
+Test(np2_update_counts, a_step_that_fails_counts) {
+    unused_run r =
+        unused_create(&unused_cases[UNUSED_ADAM], test_comm, ISO_SYNC_BLOCKING, true, ISO_F64);
+    iso__base_optimizer *core = iso__optimizer_innermost(r.optimizer);
+    const iso_optimizer_ops *healthy = core->base.ops;
+    iso__rule failing = *iso__rule_of(core);
+    failing.ops.update = fail_update;
+    unused_train(&r, 0, 3);
+    iso_assert_ok(unused_backward(&r, 3));
+    core->base.ops = &failing.ops;
+    iso_status status = iso_optimizer_step(r.optimizer);
+    core->base.ops = healthy;
+    iso_assert_all(status == ISO_ERR_IO && iso_optimizer_hyper(r.optimizer)->step == 4);
+    unused_destroy(&r);
+}
+
 // What step() saw is what its update uses, whatever is changed before the next forward makes it.
 Test(np2_update_counts, a_pending_update_goes_by_its_own_step) {
     unused_run r =

@@ -12,11 +12,13 @@ enum { NOBODY = -1 };
 
 iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
     ISO_TRY(iso__layout_check(&r->layout, i, 0));
+    r->alone = r->sync == ISO_SYNC_EXPLICIT;
     return iso__round_grad_ready(r->round, i);
 }
 
 iso_status iso_reducer_piece_ready(iso_reducer *r, int i, int k) {
     ISO_TRY(iso__layout_check(&r->layout, i, k));
+    r->alone = r->sync == ISO_SYNC_EXPLICIT;
     return iso__round_piece_ready(r->round, i, k);
 }
 
@@ -41,6 +43,7 @@ iso_status iso_reducer_all_reduce(iso_reducer *r) {
               "for ISO_SYNC_EXPLICIT");
     if (unused == ISO_UNUSED_ERROR) unused = ISO_UNUSED_ZERO;
     ISO_TRY(iso__round_close(r->round, unused));
+    r->alone = false;
     return iso_reducer_finish(r);
 }
 
@@ -191,10 +194,11 @@ static iso_status have_gradients(iso_reducer *r, int id) {
               "step() after %d backwards inside no_sync, whose gradients were not exchanged: run "
               "the last backward before step() outside no_sync",
               r->unsynced);
-    if (iso__appliers_have_list(r->appliers, id)) return ISO_OK;
+    bool there = iso__appliers_have_list(r->appliers, id);
     ISO_CHECK(
-        r->sync != ISO_SYNC_EXPLICIT, ISO_ERR_STATE,
+        r->sync != ISO_SYNC_EXPLICIT || (there && !r->alone), ISO_ERR_STATE,
         "step() before the gradients were averaged: call all_reduce_gradients after backward");
+    if (there) return ISO_OK;
     // Without an owner, this rank may have reported no gradient at all, unless unused parameters
     // are an error.
     iso_unused unused = iso__round_unused(r->round);
@@ -310,7 +314,8 @@ void iso__reducer_set_owner(iso_reducer *r) {
 }
 
 void iso__reducer_enter_backward(iso_reducer *r, bool exchanged) {
-    if (r->sync != ISO_SYNC_EXPLICIT) r->unsynced = exchanged ? 0 : r->unsynced + 1;
+    r->alone = r->sync == ISO_SYNC_EXPLICIT;
+    if (!r->alone) r->unsynced = exchanged ? 0 : r->unsynced + 1;
     r->in_backward = true;
 }
 
@@ -336,6 +341,7 @@ iso_status iso__reducer_close(iso_reducer *r) {
 }
 
 iso_status iso__reducer_adopt(iso_reducer *r, const bool *used) {
+    r->alone = false;
     return iso__round_adopt(r->round, used);
 }
 
@@ -391,6 +397,8 @@ iso_status iso__reducer_publish(iso_reducer *r, bool waits) {
 }
 
 iso_comm *iso__reducer_comm(const iso_reducer *r) { return r->world; }
+
+long long iso__reducer_steps(const iso_reducer *r) { return r->steps; }
 
 iso_comm *iso__reducer_owners(const iso_reducer *r) { return iso__scopes_owners(r->scopes); }
 

@@ -177,6 +177,7 @@ void iso__reducer_fail_pass(iso_reducer *r, iso_status status);
 // step updates them.
 iso_status iso__reducer_gather_values(iso_reducer *r);
 bool iso__reducer_has_whole_values(const iso_reducer *r);
+long long iso__reducer_steps(const iso_reducer *r); // that have begun
 // The size of the pages with values that are in memory, as the system says.
 size_t iso__reducer_resident_values(const iso_reducer *r);
 

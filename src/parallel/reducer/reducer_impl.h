@@ -40,6 +40,7 @@ struct iso_reducer {
     bool owned;       // an owner closes every backward; a step without a list is an error
     bool in_backward; // the owner's backward is not closed yet
     int unsynced;     // backwards since the last exchange whose gradients stay on this rank
+    bool alone;       // EXPLICIT: gradients came since the last all-reduce
     long long steps;
     // The statistics at the last report of ISO_DEBUG.
     iso_reducer_stats reported;

@@ -162,6 +162,11 @@ static iso_status report_slot(iso__round *r, int s) {
               "but it is an average, and by_weight takes sums: report the last backward of a step "
               "only, or call zero_grad first",
               slot->name);
+    ISO_CHECK(r->average.mode != ISO_AVERAGE_SUM || !r->fresh || !r->slot[s].keep, ISO_ERR_STATE,
+              "a second backward would add to the gradient of \"%s\" before a step has used it, "
+              "but it is a sum over all ranks, and they would be summed again (ISO_AVERAGE_SUM): "
+              "run all backwards of a step except the last inside no_sync, or call zero_grad first",
+              slot->name);
     ISO_TRY(iso__weights_check(r->with.weights, whole, slot->name));
     ISO_TRY(take_gradient(r, s));
     iso__usage_mark(r->usage, s, true);
@@ -440,6 +445,12 @@ void iso__round_zero_grad(iso__round *r, int applier) {
     for (int s = 0; s < layout_of(r)->slot_count; s++)
         if (applier < 0 || iso__appliers_updates(r->with.appliers, applier, s))
             r->slot[s].keep = false;
+}
+
+bool iso__round_keeps(const iso__round *r) {
+    for (int s = 0; s < layout_of(r)->slot_count; s++)
+        if (r->slot[s].keep) return true;
+    return false;
 }
 
 int64_t iso__round_turn(const iso__round *r, int i) {
