@@ -132,6 +132,11 @@ static inline iso_dtype iso__state_type(const iso__slot *slot) {
     iso_dtype type = slot->parameter->value->dtype;
     return iso__has_master(type) ? ISO_F32 : type;
 }
+// Bytes of a parameter's part of an arena, with the padding behind it.
+static inline size_t iso__slot_room(const iso__slot *slot) {
+    size_t bytes = (size_t)slot->parameter->value->count * iso_dtype_size(iso__state_type(slot));
+    return iso__round_up(bytes, 64);
+}
 // Whether there is state `kind` of slot.
 static inline bool iso__slot_has(const iso__base_optimizer *self, const iso__slot *slot, int kind) {
     bool needed = kind != ISO_STATE_MASTER || iso__has_master(slot->parameter->value->dtype);

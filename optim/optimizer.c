@@ -43,9 +43,7 @@ static int64_t fill_slots(iso__base_optimizer *self) {
         self->slot[self->count++] =
             (iso__slot){.parameter = p, .name = self->list.name[i], .offset = offset, .product = 1};
         p->optimizers++;
-        iso_dtype type = iso__state_type(&self->slot[self->count - 1]);
-        int64_t bytes = p->value->count * (int64_t)iso_dtype_size(type);
-        offset += (bytes + 63) / 64 * 64;
+        offset += (int64_t)iso__slot_room(&self->slot[self->count - 1]);
     }
     return offset;
 }

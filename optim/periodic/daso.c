@@ -212,9 +212,7 @@ static iso_status step_daso(iso_optimizer *optimizer) {
         "daso was created for total_steps %lld, and all are done: create it for more, or call "
         "iso_daso_reset",
         (long long)self->schedule.total);
-    // The model may have been loaded since the optimizer was created.
-    if (self->config.outer && self->schedule.step == 0)
-        ISO_TRY(iso__periodic_set_reference(&self->engine));
+    if (self->schedule.step == 0) ISO_TRY(iso__periodic_begin(&self->engine));
     if (self->schedule.begins) ISO_TRY(begin_late(self));
     if (free) ISO_TRY(iso__worker_begin(&self->engine));
     ISO_TRY(iso__periodic_step(&self->engine));

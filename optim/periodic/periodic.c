@@ -149,18 +149,6 @@ static iso_status poll_exchanges(iso__periodic *p) {
     return ISO_OK;
 }
 
-iso_status iso__periodic_set_reference(iso__periodic *p) {
-    for (int i = 0; i < p->exchange_count; i++) {
-        iso__periodic_exchange *x = &p->exchange[i];
-        ISO_TRY(iso__periodic_fetch(p, x->first, x->last, p->room + x->offset));
-        iso__periodic_outer_begin(p, x, p->room + x->offset);
-        ISO_TRY(iso__average_set_reference(x->average, p->room + x->offset));
-        for (int k = 0; k < p->config.lower_count; k++)
-            ISO_TRY(iso__average_set_reference(x->lower[k], p->room + x->offset));
-    }
-    return ISO_OK;
-}
-
 // ---- Actions --------------------------------------------------------------------------------------
 
 static iso_status reset_state(iso__periodic *p) {
@@ -238,10 +226,13 @@ static iso_status merge_exchange(iso__periodic *p, const iso__action *action) {
     int64_t began = iso_now();
     double waited = p->stats.wait_ms;
     iso__match_score_own(p);
-    ISO_TRY(collect_mean(p, x, &mean));
-    if (mean) ISO_TRY(merge_mean(p, x, action, mean));
-    if (mean) ISO_TRY(reset_state(p));
-    ISO_TRY(send_queued(p, x));
+    iso_status status = collect_mean(p, x, &mean);
+    if (status == ISO_OK && mean) status = merge_mean(p, x, action, mean);
+    if (status == ISO_OK && mean) status = reset_state(p);
+    // The schedule counts on what is queued, also after an error.
+    iso_status next = status != ISO_ERR_TIMEOUT ? send_queued(p, x) : ISO_OK;
+    ISO_TRY(status);
+    ISO_TRY(next);
     count_sync(p, action->age, began, waited);
     return ISO_OK;
 }
@@ -336,11 +327,30 @@ static double reducer_wait_ms(const iso__periodic *p) {
     return stats.wait_ms;
 }
 
+// An action has failed on all ranks. The schedule counts on the full averages behind it, and on the
+// scope. After a time-out no rank waits again. Returns the error of before.
+static iso_status finish_failed(iso__periodic *p, const iso__sync_plan *plan, int next,
+                                iso_status status) {
+    iso__periodic_exchange *sent = NULL;
+    iso_error record = *iso_last_error();
+    if (status == ISO_ERR_TIMEOUT) return status;
+    for (int i = next; i < plan->count; i++)
+        if (plan->action[i].kind == ISO__FULL)
+            (void)carry_out(p, &plan->action[i], ISO__PAYLOAD_WIRE, &sent);
+    (void)iso__periodic_set_scope(p, plan->next);
+    iso__error_restore(&record);
+    return status;
+}
+
 iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__payload payload) {
     iso__periodic_exchange *sent = NULL;
     // Merging needs the parameters of now, with the update of this step.
     if (plan->count > 0) ISO_TRY(iso_data_parallel_finish(p->data_parallel));
-    for (int i = 0; i < plan->count; i++) ISO_TRY(carry_out(p, &plan->action[i], payload, &sent));
+    for (int i = 0; i < plan->count; i++) {
+        iso_status status = carry_out(p, &plan->action[i], payload, &sent);
+        if (status < 0) status = finish_failed(p, plan, i + 1, status);
+        ISO_TRY(status);
+    }
     ISO_TRY(poll_exchanges(p));
     ISO_TRY(iso__periodic_set_scope(p, plan->next));
     p->reducer_wait_ms = reducer_wait_ms(p); // waits so far belong to earlier steps
@@ -446,46 +456,7 @@ void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
     for (int i = 0; i < ISO__PAYLOADS; i++) add_stats(p->average[i], out, false);
 }
 
-// ---- Evaluation -----------------------------------------------------------------------------------
-
-// Evaluation needs a mean that is not part of training: its bytes do not count.
-static iso_status mean_to_show(iso__periodic *p, const float **mean) {
-    iso_daso_stats before, after;
-    iso__periodic_stats(p, &before);
-    iso_status status = iso__periodic_exact_mean(p, ISO__PAYLOAD_EXACT, mean);
-    iso__periodic_stats(p, &after);
-    p->stats.bytes_sent -= after.bytes_sent - before.bytes_sent;
-    p->stats.bytes_between_nodes -= after.bytes_between_nodes - before.bytes_between_nodes;
-    ISO_TRY(status);
-    return ISO_OK;
-}
-
-static iso_status reserve_own(iso__periodic *p) {
-    int last = iso__periodic_last(p, ISO__PAYLOAD_EXACT);
-    size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, last));
-    return p->own ? ISO_OK : iso__pinned_alloc(p->device, bytes, (void **)&p->own);
-}
-
-iso_status iso__periodic_show(bool training, void *periodic) {
-    iso__periodic *p = periodic;
-    const float *mean;
-    int last = iso__periodic_last(p, ISO__PAYLOAD_EXACT);
-    p->last_step_ns = 0; // evaluation is not part of a step
-    if (training == !p->shown) return ISO_OK;
-    if (training) {
-        ISO_TRY(iso__periodic_put(p, 0, last, p->own));
-    } else {
-        if (p->equal) return ISO_OK;
-        ISO_TRY(iso__periodic_hold(p));
-        if (p->equal) return ISO_OK; // since ranks have met
-        ISO_TRY(iso_comm_agree(p->comm, reserve_own(p)));
-        ISO_TRY(iso__periodic_fetch(p, 0, last, p->own));
-        ISO_TRY(mean_to_show(p, &mean));
-        ISO_TRY(iso__periodic_put(p, 0, last, mean));
-    }
-    p->shown = !training;
-    return ISO_OK;
-}
+// ---- The end ----------------------------------------------------------------------------------------
 
 iso_status iso__periodic_finish(iso__periodic *p, bool state) {
     iso__action exact = {.kind = ISO__FULL, .group = ISO__ALL_GROUPS, .state = state};

@@ -21,7 +21,7 @@ typedef struct iso__span {
     int slot;     // of the optimizer, if it is a parameter
     // A parameter of 16 bits: data are its master weights, and these its own elements; else NULL.
     const iso_tensor *rounded;
-    bool squares; // never negative: second moments
+    bool squares; // never negative: second moments and variances
 } iso__span;
 
 static inline size_t iso__span_bytes(const iso__span *span) {
@@ -139,6 +139,7 @@ typedef struct iso__match {
     // What stays when a model moves, in the flat array of the exchange; none: all moves.
     struct iso__stay *stays;
     int stay_count;
+    bool *own_state; // [slots]: the parameter stays; NULL: none does
     // Hyperparameters that travel: the list; the values of all trainers, before and after a
     // tournament; and this trainer's for saved state.
     int hyper_count;
@@ -189,7 +190,9 @@ typedef struct iso__periodic {
                                           // what it knows of the servers' parameters
     float *own;                           // this rank's parameters during evaluation
     float *outer_state[ISO_OUTER_STATES]; // of the outer optimizer: flat arrays of the exchanges
-    int64_t *steps; // [parameters]: room; NULL: each step updates all of them on every rank
+    // [2 * parameters]: room for their steps and products; NULL: each step updates all of them on
+    // every rank.
+    double *steps;
     // For a device with memory of its own: values that are mapped or on their way to the device,
     // and events in its queues. The arrays above, except `mean`, are pinned then.
     float *stage;
@@ -264,8 +267,6 @@ void iso__periodic_free(iso_optimizer *owner);
 
 // Collective. Sets the scope over which the next backward's gradients are averaged.
 iso_status iso__periodic_set_scope(iso__periodic *p, iso_scope scope);
-// Call it while all ranks have the same parameters: later exchanges send differences from them.
-iso_status iso__periodic_set_reference(iso__periodic *p);
 // Local. ISO_ERR_STATE in evaluation mode.
 iso_status iso__periodic_check_training(const iso__periodic *p);
 // The first makes a step of the inner optimizer. The second then carries out the plan of the owner.
@@ -286,6 +287,9 @@ void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out);
 iso_status iso__periodic_hold(iso__periodic *p);
 // Allocates memory for the means of exchanges that are held.
 iso_status iso__periodic_reserve_mean(iso__periodic *p);
+
+// ---- periodic_show.c ------------------------------------------------------------------------------
+
 // Train hook: sets the parameters to the mean in evaluation mode, and to this rank's own in
 // training mode.
 iso_status iso__periodic_show(bool training, void *periodic);
@@ -412,6 +416,15 @@ iso_status iso__periodic_loaded(iso__periodic *p);
 // anchor and the state of the outer optimizer stay.
 iso_status iso__periodic_return(iso__periodic *p, iso_scope scope);
 
+// ---- periodic_reference.c -------------------------------------------------------------------------
+
+// Collective. Call it while all ranks have the same parameters: later exchanges send differences
+// from them, and they become the anchor of the outer optimizer.
+iso_status iso__periodic_set_reference(iso__periodic *p);
+// Collective. The same before the first step of a run, as a model may have been loaded since
+// creation. Without an outer optimizer it changes nothing if ranks begin with different parameters.
+iso_status iso__periodic_begin(iso__periodic *p);
+
 // ---- periodic_mean.c ------------------------------------------------------------------------------
 
 // Blocking. The mean over all ranks; with tournaments, the model that wins. The parameters stay
@@ -419,7 +432,7 @@ iso_status iso__periodic_return(iso__periodic *p, iso_scope scope);
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, const float **mean);
 iso_status iso__periodic_node_average(iso__periodic *p);
 // Call it after the ranks of comm have averaged their optimizer states. Sets the number of updates
-// of each parameter to the maximum over comm.
+// of each parameter to the maximum over comm, and the product of their factors to the minimum.
 iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm);
 // Sets the buffers to their mean over comm. (Ranks of a node, too, have different statistics.)
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm);
@@ -469,7 +482,7 @@ iso_status iso__periodic_clear(const iso__periodic *p, int first, int last);
 // allowed in between.
 iso_status iso__periodic_map(iso__periodic *p, int first, int last);
 iso_status iso__periodic_unmap(iso__periodic *p, int first, int last);
-// While it is mapped: second moments that rounded differences took below 0 become 0.
+// While it is mapped: squares that rounded differences took below 0 become 0.
 void iso__periodic_lift(const iso__span *span);
 
 #endif

@@ -4,6 +4,8 @@
 // A model travels as a whole. What stays is put back into it before it is tried.
 #include "optim/periodic/periodic.h"
 
+#include "parallel/parallel_impl.h"
+
 #include <string.h>
 
 enum { MOST_PATTERNS = 64 };
@@ -68,24 +70,14 @@ static void add_piece(iso__periodic *p, size_t at, size_t bytes) {
     p->match.stays[p->match.stay_count++] = (iso__stay){at, bytes};
 }
 
-// The offset in the flat array of `data`, which points into an arena of optimizer state.
-static size_t find_place(const iso__periodic *p, const size_t *place, const char *data) {
-    int i = p->parameter_count + p->buffer_count;
-    while (data < (char *)p->span[i].data ||
-           data >= (char *)p->span[i].data + iso__span_bytes(&p->span[i]))
-        i++;
-    return place[i] + (size_t)(data - (char *)p->span[i].data);
-}
-
 // Keeps parameter i, and its part of each optimizer state that travels.
 static void keep_parameter(iso__periodic *p, const size_t *place, int last, int i) {
-    const iso__base_optimizer *core = iso__optimizer_innermost(p->inner);
-    const iso__slot *slot = &core->slot[p->span[i].slot];
+    int slot = p->span[i].slot, first = p->parameter_count + p->buffer_count;
     size_t bytes = iso__span_bytes(&p->span[i]);
+    p->match.own_state[slot] = true;
     add_piece(p, place[i], bytes);
-    for (int k = 0; k < ISO_OPTIMIZER_STATES && last == p->span_count; k++)
-        if (core->state[k] && k != ISO_STATE_MASTER)
-            add_piece(p, find_place(p, place, (char *)core->state[k]->data + slot->offset), bytes);
+    // Each state has a span for each slot.
+    for (int k = first + slot; k < last; k += p->parameter_count) add_piece(p, place[k], bytes);
 }
 
 // Keeps the buffers that stay. Only those of f32 and f64 are spans.
@@ -122,23 +114,24 @@ static iso_status choose_pieces(iso__periodic *p, size_t *place, const iso_buffe
 }
 
 iso_status iso__match_choice_open(iso__periodic *p, uint64_t *hash) {
-    iso_buffer_list buffers;
     size_t *place = NULL;
     size_t most = (size_t)(p->parameter_count * (1 + ISO_OPTIMIZER_STATES) + p->buffer_count);
     if (!p->config.tournament->moves && !p->config.tournament->weights) return ISO_OK;
     ISO_TRY(iso__alloc_zero(most * sizeof(iso__stay), (void **)&p->match.stays));
-    ISO_TRY(iso_module_buffers(p->data_parallel, &buffers));
-    iso_status status = iso__alloc_zero((size_t)p->span_count * sizeof(*place), (void **)&place);
-    if (status == ISO_OK) status = choose_pieces(p, place, &buffers);
+    ISO_TRY(iso__alloc_zero((size_t)p->parameter_count, (void **)&p->match.own_state));
+    ISO_TRY(iso__alloc_zero((size_t)p->span_count * sizeof(*place), (void **)&place));
+    iso_status status = choose_pieces(p, place, iso__data_parallel_buffers(p->data_parallel)->list);
     iso__free(place);
-    iso_buffer_list_destroy(&buffers);
     ISO_TRY(status);
     *hash = iso__hash(ISO_HASH_START, p->match.stays,
                       (size_t)p->match.stay_count * sizeof(*p->match.stays));
     return ISO_OK;
 }
 
-void iso__match_choice_close(iso__periodic *p) { iso__free(p->match.stays); }
+void iso__match_choice_close(iso__periodic *p) {
+    iso__free(p->match.stays);
+    iso__free(p->match.own_state);
+}
 
 void iso__match_choice_keep(const iso__periodic *p, float *model, const float *own) {
     for (int i = 0; i < p->match.stay_count; i++) {

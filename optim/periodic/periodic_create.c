@@ -34,6 +34,8 @@ static iso_status list_buffers(iso__periodic *p, const iso_buffer_list *buffers)
         const iso_tensor *value = buffers->item[i]->value;
         if (value->dtype == ISO_I64) continue;
         ISO_TRY(add_tensor(p, value, "buffer", buffers->name[i]));
+        bool variance = strcmp(buffers->item[i]->name, "running_var") == 0;
+        p->span[p->span_count - 1].squares = variance;
         p->buffer_count++;
     }
     if (p->buffer_count == 0) return ISO_OK;
@@ -42,16 +44,14 @@ static iso_status list_buffers(iso__periodic *p, const iso_buffer_list *buffers)
     return iso__periodic_fetch(p, p->parameter_count, p->span_count, p->first_buffers);
 }
 
-// The states of consecutive parameters of one type are a span, with the padding between them.
+// A span for each parameter, in the order of the slots, which is the same on all ranks. Memory may
+// have another order. The padding behind it belongs to it.
 static void add_state(iso__periodic *p, const iso__base_optimizer *core, const iso_tensor *arena) {
-    int64_t end = arena->count * (int64_t)iso_dtype_size(arena->dtype), from, to;
-    for (int i = 0; i < core->count;) {
-        bool f64 = is_f64(core->slot[i].parameter->value);
-        from = core->slot[i].offset;
-        while (i < core->count && is_f64(core->slot[i].parameter->value) == f64) i++;
-        to = i < core->count ? core->slot[i].offset : end;
-        add_span(p, (char *)arena->data + from,
-                 (size_t)(to - from) / (f64 ? sizeof(double) : sizeof(float)), f64);
+    for (int i = 0; i < core->count; i++) {
+        const iso__slot *slot = &core->slot[i];
+        size_t size = iso_dtype_size(iso__state_type(slot));
+        add_span(p, (char *)arena->data + slot->offset, iso__slot_room(slot) / size,
+                 size == sizeof(double));
     }
 }
 
@@ -126,7 +126,7 @@ static iso_status allocate_memory(iso__periodic *p) {
     memset(p->room, 0, bytes);
     ISO_TRY(iso__periodic_outer_open(p));
     if (!iso__reducer_negotiates(iso_data_parallel_reducer(p->data_parallel))) return ISO_OK;
-    size_t steps = (size_t)p->parameter_count * sizeof(*p->steps);
+    size_t steps = 2 * (size_t)p->parameter_count * sizeof(*p->steps);
     return iso__alloc_zero(steps, (void **)&p->steps);
 }
 
@@ -242,16 +242,13 @@ static iso_status check_parameters(iso_reducer *r) {
 }
 
 static iso_status prepare_memory(iso__periodic *p, iso_status owner) {
-    iso_buffer_list buffers;
     ISO_TRY(owner);
     ISO_TRY(check_parameters(iso_data_parallel_reducer(p->data_parallel)));
     ISO_TRY(check_zero(iso_data_parallel_reducer(p->data_parallel), &p->config));
     p->device = p->data_parallel->device;
     ISO_TRY(iso__periodic_memory_open(p));
-    ISO_TRY(iso_module_buffers(p->data_parallel, &buffers));
-    iso_status status = list_spans(p, iso__optimizer_innermost(p->inner), &buffers);
-    iso_buffer_list_destroy(&buffers);
-    ISO_TRY(status);
+    const iso__buffer_sync *buffers = iso__data_parallel_buffers(p->data_parallel);
+    ISO_TRY(list_spans(p, iso__optimizer_innermost(p->inner), buffers->list));
     return allocate_memory(p);
 }
 

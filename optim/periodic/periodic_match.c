@@ -151,6 +151,42 @@ static iso_status mutate_model(const iso__periodic *p, int64_t turn, bool took) 
     return iso_comm_agree(p->comm, status);
 }
 
+// The number of updates of each parameter, and the product of their factors.
+enum { NUMBERS = 2 };
+
+static void list_updates(const iso__base_optimizer *core, double *number) {
+    for (int i = 0; i < core->count; i++) {
+        number[NUMBERS * i] = (double)core->slot[i].step;
+        number[NUMBERS * i + 1] = core->slot[i].product;
+    }
+}
+
+static void take_updates(iso__base_optimizer *core, const double *number, const bool *stays) {
+    for (int i = 0; i < core->count; i++) {
+        if (stays && stays[i]) continue;
+        core->slot[i].step = (int64_t)number[NUMBERS * i];
+        core->slot[i].product = number[NUMBERS * i + 1];
+    }
+}
+
+// Optimizer state has moved: these numbers go with it, but for those of parameters that stay. They
+// are equal on all trainers without parameters that are unused in a step, and without factors, as
+// those of NAdam.
+static iso_status move_updates(iso__periodic *p, int from, const bool *stays) {
+    iso__base_optimizer *core = iso__optimizer_innermost(p->inner);
+    size_t row = NUMBERS * (size_t)core->count, count = row * (size_t)p->layout->nodes;
+    void *memory;
+    if (!p->steps && !iso__rule_of(core)->factor) return ISO_OK;
+    ISO_TRY(iso__comm_alloc_zero(p->comm, count * sizeof(double), &memory));
+    double *table = memory;
+    if (p->layout->local_rank == 0) list_updates(core, table + row * (size_t)p->layout->node_index);
+    iso_status status = iso_comm_allreduce_f64(p->comm, table, count, ISO_SUM);
+    if (status == ISO_OK) take_updates(core, table + row * (size_t)from, stays);
+    iso__free(memory);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
 iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const float *model) {
     iso_evaluation score;
     int own = p->layout->node_index;
@@ -169,8 +205,8 @@ iso_status iso__match_merge(iso__periodic *p, iso__periodic_exchange *x, const f
     iso__match_hyper_put(p);
     x->turns++;
     tell_matches(p);
-    // Ranks may have skipped updates of different parameters.
-    return p->config.tournament->keep_state ? ISO_OK : iso__periodic_agree_on_steps(p, p->comm);
+    if (p->config.tournament->keep_state) return ISO_OK;
+    return move_updates(p, took ? p->match.partner[own] : own, p->match.own_state);
 }
 
 // ---- One model for all ----------------------------------------------------------------------------
@@ -206,6 +242,7 @@ static iso_status choose_model(iso__periodic *p, iso__payload payload, const flo
     int best = best_trainer(p);
     ISO_TRY(
         send_model(p, iso__periodic_last(p, payload), (int)p->match.table[best * COLUMNS + ROOT]));
+    if (payload == ISO__PAYLOAD_STATE) ISO_TRY(move_updates(p, best, NULL));
     if (iso_comm_rank(p->comm) == 0)
         iso__log(ISO_LOG_INFO, "after step %lld the best model is that of trainer %d: %g",
                  (long long)p->stats.steps, best, score_of(p, best, false));

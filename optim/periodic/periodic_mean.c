@@ -147,13 +147,21 @@ iso_status iso__periodic_mean_shards(iso__periodic *p) {
     return ISO_OK;
 }
 
-// Ranks that train apart may have skipped updates of different parameters.
+// Ranks that train apart may have skipped updates of different parameters. Products shrink with
+// each update.
 iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm) {
     iso__base_optimizer *core = iso__optimizer_innermost(p->inner);
+    double *step = p->steps, *product = p->steps + core->count;
     if (!p->steps) return ISO_OK;
-    for (int i = 0; i < core->count; i++) p->steps[i] = core->slot[i].step;
-    ISO_TRY(iso_comm_allreduce_i64(comm, p->steps, (size_t)core->count, ISO_MAX));
-    for (int i = 0; i < core->count; i++) core->slot[i].step = p->steps[i];
+    for (int i = 0; i < core->count; i++) {
+        step[i] = (double)core->slot[i].step;
+        product[i] = -core->slot[i].product;
+    }
+    ISO_TRY(iso_comm_allreduce_f64(comm, p->steps, 2 * (size_t)core->count, ISO_MAX));
+    for (int i = 0; i < core->count; i++) {
+        core->slot[i].step = (int64_t)step[i];
+        core->slot[i].product = -product[i];
+    }
     return ISO_OK;
 }
 

@@ -6,6 +6,7 @@
 #include "common/mpi_fixture.h"
 
 #include <isotherm/clip.h>
+#include <isotherm/daso.h>
 #include <isotherm/resume.h>
 #include <isotherm/state_dict.h>
 
@@ -173,6 +174,7 @@ static void take_result(trainer *t, result *out) {
 }
 
 static bool match_names, early; // early: the optimizer is created before the module is wrapped
+static bool periodic;           // local SGD, which averages optimizer state, too
 static iso_data_parallel_config settings;
 
 static void adjust(iso_data_parallel_config *dp) {
@@ -196,6 +198,12 @@ static iso_status wrap_late(trainer *t) {
     return iso_dp_optimizer_create_take(inner, t->model, &t->optimizer);
 }
 
+static iso_status make_periodic(trainer *t) {
+    iso_daso_config config = iso_local_sgd_config(STEPS, 2);
+    config.state = ISO_STATE_SYNC_AVERAGE;
+    return iso_daso_create_take(t->optimizer, t->model, &config, &t->optimizer);
+}
+
 static void make_trainer(trainer *t, iso_sync sync) {
     trainer_config config = trainer_default();
     config.sync = sync;
@@ -205,6 +213,7 @@ static void make_trainer(trainer *t, iso_sync sync) {
     config.adjust = adjust;
     iso_assert_ok(trainer_create(t, test_comm, &config));
     if (early) iso_assert_ok(wrap_late(t));
+    if (periodic) iso_assert_ok(make_periodic(t));
 }
 
 // Odd steps are clipped: the norm adds up all gradients in one order.
@@ -224,6 +233,7 @@ static result run(iso_sync sync, bool by_name) {
     mixed = match_names = by_name;
     make_trainer(&t, sync);
     iso_assert_ok(run_steps(&t, 0, STEPS, &out.norm));
+    if (periodic) iso_assert_ok(iso_daso_finish(t.optimizer));
     take_result(&t, &out);
     trainer_destroy(&t);
     return out;
@@ -267,6 +277,11 @@ Test(np3_by_name_modules, any_order_gives_the_bits_of_rank_0s) {
 }
 Test(np3_by_name_modules, any_order_gives_the_bits_of_rank_0s_with_zero) {
     give_rank_0s_bits((iso_data_parallel_config){.zero = true});
+}
+
+Test(np3_by_name_modules, averages_of_optimizer_state_have_the_bits_of_rank_0s) {
+    periodic = true;
+    give_rank_0s_bits((iso_data_parallel_config){0});
 }
 
 // ---- Saved and resumed ------------------------------------------------------------------------------

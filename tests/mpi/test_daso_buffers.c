@@ -33,6 +33,7 @@ static const iso_module_ops keeper_ops = {
     .type = "Keeper", .forward = forward, .backward_input = backward_input};
 
 static iso_dtype type = ISO_F32; // of the numbers
+static const char *called = "numbers";
 
 static iso_status build(iso_device *device, bool dropout, iso_module **out) {
     iso_module *net, *keeper = calloc(1, sizeof(iso_module));
@@ -40,7 +41,7 @@ static iso_status build(iso_device *device, bool dropout, iso_module **out) {
     iso_status status = build_smooth(device, dropout, &net);
     if (status < 0) return status;
     if ((status = iso_module_init(keeper, &keeper_ops, device)) < 0) return status;
-    status = iso_module_add_buffer(keeper, "numbers", type, 1, (int64_t[]){NUMBERS}, &numbers);
+    status = iso_module_add_buffer(keeper, called, type, 1, (int64_t[]){NUMBERS}, &numbers);
     if (status < 0) return status;
     if ((status = iso_tensor_fill(numbers->value, 0.25)) < 0) return status;
     if ((status = iso_module_add_buffer(keeper, "count", ISO_I64, 0, NULL, NULL)) < 0)
@@ -53,7 +54,7 @@ static iso_status build(iso_device *device, bool dropout, iso_module **out) {
 static iso_tensor *buffer(trainer *t, int i) {
     iso_buffer_list list;
     iso_assert_ok(iso_module_buffers(t->model, &list));
-    iso_assert_all(list.count == 2 && strcmp(list.name[0], "keeper.numbers") == 0 &&
+    iso_assert_all(list.count == 2 && strcmp(list.name[0] + strlen("keeper."), called) == 0 &&
                    strcmp(list.name[1], "keeper.count") == 0);
     iso_tensor *value = list.item[i]->value;
     iso_buffer_list_destroy(&list);
@@ -189,6 +190,68 @@ static void ends_without_servers(void) {
     finish(&r, 5.0 * (test_size - 2));
 }
 
+// With one rank in each node.
+static void open_average(run *r, iso_wire wire, void (*adjust)(iso_data_parallel_config *)) {
+    daso_case c = daso_case_default(STEPS);
+    c.train.build = build;
+    c.train.adjust = adjust;
+    c.daso.state = ISO_STATE_SYNC_AVERAGE;
+    c.daso.wire = wire;
+    c.daso.warmup_steps = 3;
+    c.daso.global_skip = 2;
+    c.daso.batches_to_wait = 0;
+    iso_assert_ok(daso_open(&r->t, MPI_COMM_WORLD, &c));
+    r->numbers = buffer(&r->t, 0);
+}
+
+// After the warm-up, parameters are equal on all ranks, but statistics are not.
+static void part_from_one_reference(void) {
+    run r;
+    double numbers[NUMBERS];
+    open_average(&r, ISO_WIRE_BF16, NULL);
+    for (int step = 0; step < 5; step++) {
+        if (step == 2) set(r.numbers, 10 * test_rank);
+        iso_assert_ok(trainer_step(&r.t, step, NULL));
+    }
+    get(r.numbers, numbers);
+    for (int k = 0; k < NUMBERS; k++)
+        iso_assert_all(fabs(numbers[k] - 5.0 * (test_size - 1) - k) < 0.1 * test_size);
+    daso_close(&r.t);
+}
+
+// In bf16 the difference, -1.0044, is -1.0078.
+static void vary(iso_tensor *tensor, float first) {
+    float numbers[NUMBERS] = {first, 1, 1, 1, 1};
+    iso_assert_ok(tensor_set(tensor, numbers));
+}
+static void variances_are_no_less_than_0(void) {
+    run r;
+    double numbers[NUMBERS];
+    called = "running_var";
+    open_average(&r, ISO_WIRE_BF16, NULL);
+    for (int step = 0; step < 5; step++) {
+        if (step == 2) vary(r.numbers, 1.0045f);
+        if (step == 4) vary(r.numbers, 0.0001f);
+        iso_assert_ok(trainer_step(&r.t, step, NULL));
+    }
+    get(r.numbers, numbers);
+    iso_assert_all(numbers[0] == 0 && fabs(numbers[4] - 1) < 0.01);
+    daso_close(&r.t);
+}
+
+static void ignore_numbers(iso_data_parallel_config *dp) {
+    static const char *const own = "keeper.numbers";
+    dp->ignore = &own;
+    dp->ignore_count = 1;
+}
+static void stay_if_ignored(void) {
+    run r;
+    open_average(&r, ISO_WIRE_F32, ignore_numbers);
+    set(r.numbers, 10 * test_rank);
+    for (int step = 0; step < STEPS; step++) iso_assert_ok(trainer_step(&r.t, step, NULL));
+    finish(&r, 10 * test_rank);
+}
+
 static void with_both_types(void (*test)(void)) {
     test();
     type = ISO_F64;
@@ -203,6 +266,10 @@ ON_RANKS(keeps)
 ON_RANKS(averages)
 ON_RANKS(resets)
 ON_RANKS(ends_with_the_mean)
+ON_RANKS(stay_if_ignored)
+Test(np2_daso_buffers, part_from_one_reference) { part_from_one_reference(); }
+Test(np3_daso_buffers, part_from_one_reference) { part_from_one_reference(); }
+Test(np3_daso_buffers, variances_are_no_less_than_0) { variances_are_no_less_than_0(); }
 Test(np3_daso_buffers, those_of_ranks_that_only_serve_do_not_count) {
     with_both_types(ends_without_servers);
 }

@@ -182,3 +182,34 @@ Test(np2_tournament_choice, wrong_choices_are_refused) {
     r.tournament.moves = test_rank == 0 ? weights_move : NULL;
     iso_assert_all(daso_refused(&r.c, ISO_ERR_MISMATCH, "ranks let different parameters move"));
 }
+
+// ---- Products of factors ----------------------------------------------------------------------------
+
+// NAdam's products, of as many updates, differ if beta1 does. They go with the optimizer state that
+// they belong to.
+static void products_go_with_state(bool choose, bool keep) {
+    tournament_run r;
+    tournament_describe(&r, 3, 0);
+    r.c.train.optimizer = ISO_NADAM;
+    r.c.train.hyper = iso_hyper_default(ISO_NADAM);
+    r.c.train.hyper.beta1 = test_rank == 0 ? 0.9 : 0.5;
+    r.c.train.build = build_norm;
+    r.tournament.score = rank0_wins;
+    r.tournament.keep_state = keep;
+    if (choose) r.tournament.moves = weights_move;
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_ok(trainer_go_on(&r.t, 0, 3));
+    const iso__base_optimizer *core = iso__optimizer_innermost(r.t.optimizer);
+    for (int i = 0; i < core->count; i++) {
+        bool moves = !keep && (!choose || weights_move(core->slot[i].name, NULL));
+        double product = core->slot[i].product;
+        iso_assert_all(product > 0 && product < 1 && core->slot[i].step == 3);
+        iso_assert_all(is_common((const char *)&product, sizeof(product)) == moves);
+    }
+    tournament_close(&r);
+}
+Test(np2_tournament_choice, products_go_with_state) {
+    products_go_with_state(false, false);
+    products_go_with_state(true, false);
+    products_go_with_state(false, true);
+}

@@ -286,6 +286,25 @@ Test(np3_tournament_faults, a_device_that_fails_to_send_its_model_is_told) {
     tournament_close(&r);
 }
 
+// The last tournament fails, one step before the end. All ranks end with one model all the same.
+static void ends_with_one_model_after_a_failure(void) {
+    tournament_run r;
+    tournament_describe(&r, 4, 1);
+    iso_assert_ok(tournament_open(&r));
+    iso_assert_ok(trainer_go_on(&r.t, 0, STEPS - 1));
+    r.j.failing = test_rank == 1 ? r.j.calls + 1 : 0;
+    iso_status status = trainer_step(&r.t, STEPS - 1, NULL);
+    iso_assert_all(status == ISO_ERR_IO && strstr(iso_last_error()->message, "cannot be read"));
+    iso_assert_all(daso_equal(&r.t));
+    tournament_close(&r);
+}
+Test(np2_tournament_faults, ends_with_one_model_after_a_failure) {
+    ends_with_one_model_after_a_failure();
+}
+Test(np3_tournament_faults, ends_with_one_model_after_a_failure) {
+    ends_with_one_model_after_a_failure();
+}
+
 // ---- Wrong use --------------------------------------------------------------------------------------
 
 Test(np4_tournament_faults, goes_on_with_as_many_trainers_only) {
