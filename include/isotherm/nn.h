@@ -155,6 +155,8 @@ typedef struct iso_call {
     iso_tensor *grad_out; // owned: copy of a gradient in the layout of result, made if they differ
     iso_activation activation; // fused into this layer; ISO_ACT_NONE: none
     uint64_t number; // number of this training forward of the module, from 1; 0 in evaluation
+    // Among the calls of all modules: of this call, and of the last one that was made inside it.
+    uint64_t first, last;
     // All inputs and outputs of a module with `forward_many`; `in` and `result` are the first ones.
     // NULL for other modules.
     iso_call_many *many;

@@ -110,11 +110,9 @@ static iso_status autocast_forward(iso_module *self, iso_call *call, const iso_t
 // Converts gradients to the types of the outputs that the child gave in its last call.
 static iso_status round_gradients(iso_module *self, iso_call *call, const iso_tensors *grad_out,
                                   iso_tensors *g) {
-    const iso_module *child = self->child[0];
+    const iso_call *last = iso__module_top_call(self->child[0]);
     int count = 0;
-    iso_tensor *const *given = NULL;
-    if (child->call_depth > 0)
-        given = iso__call_results(child->call[child->call_depth - 1], &count);
+    iso_tensor *const *given = last ? iso__call_results(last, &count) : NULL;
     *g = *grad_out;
     for (int i = 0; i < grad_out->count; i++) {
         iso_dtype dtype = i < count ? given[i]->dtype : dtype_of(self);

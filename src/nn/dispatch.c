@@ -30,6 +30,25 @@ static iso_status push_call(iso_module *module, iso_call **out) {
     return ISO_OK;
 }
 
+// A backward may skip what has nothing to train. The calls that it skips stay on the stacks of
+// their modules, which may also be used elsewhere. So each call has a number, and a backward undoes
+// only calls that its own forward made.
+static _Thread_local uint64_t newest; // the number of the newest call
+static _Thread_local uint64_t undone =
+    UINT64_MAX; // calls above it are not for the backward that runs
+
+iso_call *iso__module_top_call(iso_module *module) {
+    int *depth = &module->call_depth;
+    while (*depth > 0 && module->call[*depth - 1]->first > undone) --*depth;
+    return *depth > 0 ? module->call[*depth - 1] : NULL;
+}
+
+// The calls of a forward inside a backward, which recomputes something, are for that backward.
+static void end_call(iso_call *call) {
+    call->last = newest;
+    if (undone != UINT64_MAX) undone = newest;
+}
+
 static void drop_calls(iso_module *module) {
     module->call_depth = 0;
     for (int i = 0; i < module->child_count; i++) drop_calls(module->child[i]);
@@ -106,6 +125,11 @@ static iso_status forward_module(iso_module *module, iso_call *call, const iso_t
     return status < 0 ? status : iso__check_output(module, call, call->result);
 }
 
+static iso_status run_after_forward(iso_module *module, iso_tensor *in, iso_tensor *result) {
+    RUN_HOOKS(module, after_forward, module, in, result);
+    return ISO_OK;
+}
+
 static iso_status call_module(iso_module *child, iso_activation activation, const iso_tensors *in,
                               iso_tensors *out) {
     ISO_CHECK(activation == ISO_ACT_NONE || child->ops->fuses_relu, ISO_ERR_ARG,
@@ -118,15 +142,15 @@ static iso_status call_module(iso_module *child, iso_activation activation, cons
     set_type(child, iso__type_of(in->item, in->count));
     call->activation = activation;
     call->number = child->training ? ++child->forward_number : 0;
+    call->first = ++newest;
     traced span;
     trace_begin(&span, child, "forward");
     iso_status status = forward_module(child, call, in);
     trace_end(&span);
-    if (status < 0) {
-        child->call_depth--; // so that a backward after a failed forward is refused
-        return iso__error_frame(status, __func__, __FILE__, __LINE__);
-    }
-    RUN_HOOKS(child, after_forward, child, in->item[0], call->result);
+    end_call(call);
+    if (status == ISO_OK) status = run_after_forward(child, in->item[0], call->result);
+    if (status < 0) child->call_depth--; // so that a backward after a failed forward is refused
+    ISO_TRY(status);
     if (call->many)
         copy_tuple(&call->many->result, out);
     else
@@ -313,12 +337,17 @@ static iso_status run_backward(iso_module *child, iso_call *call, const iso_tens
 iso_status iso_module_call_backward_many(iso_module *child, const iso_tensors *grad_out,
                                          unsigned wanted, iso_tensors *grad_in) {
     char label[ISO_LABEL_ROOM];
-    ISO_CHECK(child->call_depth > 0, ISO_ERR_STATE, "backward of %s without a forward before it%s",
+    iso_call *call = iso__module_top_call(child);
+    ISO_CHECK(call, ISO_ERR_STATE, "backward of %s without a forward before it%s",
               iso__module_label(child, label),
               child->backward_failed ? ": the last backward failed, so call forward again" : "");
-    iso_call *call = child->call[--child->call_depth];
+    uint64_t outside = undone;
+    undone = call->last;
+    child->call_depth--;
     child->backward_failed = true; // reset on success
-    ISO_TRY(run_backward(child, call, grad_out, wanted, grad_in));
+    iso_status status = run_backward(child, call, grad_out, wanted, grad_in);
+    undone = outside;
+    ISO_TRY(status);
     child->backward_failed = false;
     return ISO_OK;
 }
@@ -328,7 +357,8 @@ iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso
     char label[ISO_LABEL_ROOM];
     int inputs = 1;
     set_single(&g, grad_out);
-    if (child->call_depth > 0) iso__call_inputs(child->call[child->call_depth - 1], &inputs);
+    const iso_call *call = iso__module_top_call(child);
+    if (call) iso__call_inputs(call, &inputs);
     ISO_CHECK(!grad_in || inputs == 1, ISO_ERR_ARG,
               "%s got %d tensors where the gradient of 1 is wanted: see iso_module_backward_many",
               iso__module_label(child, label), inputs);

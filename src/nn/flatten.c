@@ -23,6 +23,7 @@ static iso_status set_view(iso_tensor **slot, const iso_tensor *from, int ndim,
 
 static iso_status forward_flatten(iso_module *self, iso_call *call, iso_tensor *in,
                                   iso_tensor **out) {
+    ISO_CHECK(in->ndim > 0, ISO_ERR_SHAPE, "Flatten expects [N, ...], not a scalar");
     int64_t shape[2] = {in->shape[0], in->count / in->shape[0]};
     if (self->device->ops->is_in_order(self->device, in)) {
         ISO_TRY(set_view(&call->aux[0], in, 2, shape, ISO_LAYOUT_LOGICAL));

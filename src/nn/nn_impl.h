@@ -93,6 +93,8 @@ iso_status iso__module_check_tied(iso_module *root, const char *what);
 bool iso__module_trains_own(const iso_module *module);
 bool iso__module_trains(const iso_module *module);
 
+// The call that the next backward of the module undoes; NULL: there is none.
+iso_call *iso__module_top_call(iso_module *module);
 // `Conv2d "conv1"`, or the type alone for a module without a name, into text; returns text.
 #define ISO_LABEL_ROOM 96
 const char *iso__module_label(const iso_module *module, char *text);

@@ -57,8 +57,9 @@ static iso_status forward_residual(iso_module *self, iso_call *call, iso_tensor 
 // ---- Backward ----------------------------------------------------------------------------------
 
 // The dispatcher copies a gradient that is not in the layout of the child's output.
-static bool copied_anyway(const iso_module *child, const iso_tensor *grad) {
-    return child->call[child->call_depth - 1]->result->layout != grad->layout;
+static bool copied_anyway(iso_module *child, const iso_tensor *grad) {
+    const iso_call *last = iso__module_top_call(child);
+    return last && last->result->layout != grad->layout;
 }
 
 // Children may overwrite their gradient, so this makes a second one if both need one. With a relu,

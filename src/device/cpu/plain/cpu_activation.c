@@ -121,7 +121,9 @@ INLINE real gelu_slope(real x) {
     return below + x * density;
 }
 
-INLINE real gelu_tanh_slope(real x) {
+INLINE real gelu_tanh_slope(real given) {
+    // From there on it is 0 or 1, and the square of x may not be finite.
+    real x = given > 100 ? 100 : given < -100 ? -100 : given;
     // more and less are the sigmoids of |a| and -|a|. They add up to 1, and nothing cancels.
     real a = gelu_tanh_argument(x), e = exp_of(a < 0 ? a : -a), more = 1 / (1 + e), less = e * more;
     real s = a < 0 ? less : more;

@@ -32,8 +32,11 @@ static pool pool_of(const iso_pool2d_config *c, const iso__cpu_view *in, const i
 }
 
 static iso_status check_config(const iso_pool2d_config *c) {
-    ISO_CHECK(c->kernel_size[0] <= 256 && c->kernel_size[1] <= 256, ISO_ERR_UNSUPPORTED,
-              "a pooling window of %lld x %lld is too large for the CPU device (256 x 256)",
+    const int64_t most = UINT16_MAX + 1; // the place of the winner is kept in 16 bits
+    ISO_CHECK(c->kernel_size[0] <= most && c->kernel_size[1] <= most / c->kernel_size[0],
+              ISO_ERR_UNSUPPORTED,
+              "a pooling window of %lld x %lld is too large for the CPU device: it may have 65536 "
+              "elements",
               (long long)c->kernel_size[0], (long long)c->kernel_size[1]);
     return ISO_OK;
 }

@@ -102,7 +102,8 @@ struct gelu_tanh_backward {
         // The sigmoid of the argument, and of its negative: what is left to 1, without cancelling.
         Real a = gelu_tanh_argument(x), e = exp_of(a < 0 ? a : -a);
         Real more = 1 / (1 + e), less = e * more;
-        Real rest = x * (less * more) * TWICE_ROOT * (1 + 3 * CUBIC * x * x);
+        Real c = x > 100 ? 100 : x < -100 ? -100 : x; // beyond, the rest is 0, and x * x infinite
+        Real rest = c * (less * more) * TWICE_ROOT * (1 + 3 * CUBIC * c * c);
         return dy * ((a < 0 ? less : more) + rest);
     }
 };
