@@ -163,10 +163,13 @@ int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Reques
                           iso__mpi_sum(request->engine, request->dtype), mpi, out);
 }
 
-// The maximum number of elements of a chunk; if there are blocks, of each block.
+// The number of elements of the next chunk; if there are blocks, of each block. Chunks are nearly
+// equal, as Open MPI adds in another order if there are fewer elements than ranks.
 static size_t chunk_of(const iso_request *request) {
-    if (request->whole) return request->left;
-    return (request->block > 0 ? BLOCK_BYTES : CHUNK_BYTES) / request->unit;
+    size_t most = (request->block > 0 ? BLOCK_BYTES : CHUNK_BYTES) / request->unit;
+    if (request->whole || request->left <= most) return request->left;
+    size_t chunks = (request->left + most - 1) / most;
+    return iso__round_up((request->left + chunks - 1) / chunks, 64 / request->unit);
 }
 
 static int under_way(const iso_request *request) {
@@ -178,20 +181,30 @@ static int post_chunk(iso_request *request, MPI_Comm mpi, int slot) {
     return iso__request_post_part(request, chunk_of(request), mpi, slot);
 }
 
+// A chunk could not be posted here. The other ranks have posted it, so no later one would match.
+static void fail_queued(iso_comm *comm) {
+    while (comm->bulk_first) {
+        iso_request *request = comm->bulk_first;
+        comm->bulk_first = request->next_in_line;
+        request->mpi_error = comm->bulk_error;
+        request->left = 0;
+        if (request->under_way == 0) iso__request_complete(request);
+    }
+}
+
 // Posts the next chunk of the first request in the queue into this slot. Returns false if the queue
 // is empty.
 static bool post_queued(iso_comm *comm, int slot) {
     iso_request *request = comm->bulk_first;
     if (!request) return false;
-    int rc = post_chunk(request, comm->bulk, slot);
-    if (rc != MPI_SUCCESS) { // the other ranks have posted it, so later ones would not match
-        request->mpi_error = rc;
-        request->left = 0;
+    if (comm->bulk_error == MPI_SUCCESS) comm->bulk_error = post_chunk(request, comm->bulk, slot);
+    if (comm->bulk_error != MPI_SUCCESS) {
+        fail_queued(comm);
+        return false;
     }
     if (request->left == 0) comm->bulk_first = request->next_in_line;
-    if (rc != MPI_SUCCESS && request->under_way == 0) iso__request_complete(request);
-    comm->bulk_under_way += rc == MPI_SUCCESS;
-    return rc == MPI_SUCCESS;
+    comm->bulk_under_way++;
+    return true;
 }
 
 static void post_bulk(iso_request *request) {

@@ -74,7 +74,7 @@ static iso_status choose_algorithm(iso_comm *comm, int *number) {
 static iso_status read_timeout(iso_comm *comm, const iso_comm_config *config) {
     comm->timeout_s = 300;
     if (config && config->timeout_s > 0) {
-        comm->timeout_s = config->timeout_s;
+        comm->timeout_s = config->timeout_s < 1e9 ? config->timeout_s : 1e9; // as nanoseconds
         return ISO_OK;
     }
     ISO_TRY(iso__env_number(ISO_ENV_TIMEOUT, 300, &comm->timeout_s));

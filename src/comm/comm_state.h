@@ -24,6 +24,7 @@ struct iso_comm {
     MPI_Comm bulk;
     iso_request *bulk_first, *bulk_last; // requests that still have chunks to post
     int bulk_under_way;
+    int bulk_error; // of MPI: a chunk could not be posted, and no other one is
     iso_request *talks_first, *talks_last; // messages that still have pieces to post
     bool talks_failed;                     // a piece could not be posted
     int rank, size;

@@ -6,6 +6,9 @@
 //   phase 1: Q = mean over the ranks of M' P, with which the next exchange begins
 //   result:  P Q'; what is left out is M - P Q'
 //
+// That is so if the factor of the mean is 1 / ranks. In general M - P Q' / (factor * ranks) is left
+// out: each rank's share of the sum that the result is a multiple of.
+//
 // Tensors that are not matrices, or would hardly shrink, are summed uncompressed in phase 0.
 // Batched, the whole bucket is one matrix, as square as possible. Missing elements of the last rows
 // count as 0. P and Q are stored column by column. Values that must be equal on all ranks are
@@ -210,17 +213,18 @@ static void send_right(const item *m) {
 }
 
 // Where a value is not finite, the error becomes 0.
-static void keep_error(float *restrict error, const float *restrict result, size_t n) {
+static void keep_error(float *restrict error, const float *restrict result, float share, size_t n) {
     for (size_t i = 0; i < n; i++) {
-        float left = error[i] - result[i];
+        float left = error[i] - result[i] * share;
         bool lost = (iso__bits_of(left) & 0x7f800000) == 0x7f800000;
         error[i] = lost ? 0 : left;
     }
 }
 
-// The gradient becomes P Q', with Q the mean.
-static void take_product(const item *m, float factor) {
-    scale_vector(m->q, factor, m->columns * m->rank);
+// The gradient becomes P Q', with Q the sum multiplied by the factor.
+static void take_product(const item *m, double factor, int ranks) {
+    float share = (float)(1 / (factor * ranks));
+    scale_vector(m->q, (float)factor, m->columns * m->rank);
     memcpy(m->next, m->q, m->columns * m->rank * sizeof(float));
     for (size_t row = 0; row < m->rows; row++) {
         float *x = m->gradient + row * m->columns, *error = m->error + row * m->columns;
@@ -229,7 +233,7 @@ static void take_product(const item *m, float factor) {
         memset(x, 0, n * sizeof(float));
         for (size_t k = 0; k < m->rank; k++)
             add_multiple(x, m->p[k * m->rows + row], m->q + k * m->columns, n);
-        keep_error(error, x, n);
+        keep_error(error, x, share, n);
     }
 }
 
@@ -249,7 +253,7 @@ static iso_status run_phase(const iso_comm_hook_bucket *b, int phase, double fac
         if (phase == 0) draw_columns(&m, config->seed);
         if (phase == 0) send_left(&m, (float)factor);
         if (phase == 1) send_right(&m);
-        if (phase == 2) take_product(&m, (float)factor);
+        if (phase == 2) take_product(&m, factor, b->ranks);
         if (phase == 2 && config->batched) iso__hook_clear_padding(b, m.error);
     }
     return ISO_OK;

@@ -258,6 +258,7 @@ static iso_status take_result(phases *self, int i) {
     parcel *p = &self->parcel[i];
     int last = p->plan.phase_count - 1;
     convert_leg(self, p, last, false);
+    p->posted = false; // the exchange is over, also if the hook fails now
     ISO_TRY(run_hook(self, i, last + 1, p->after));
     if (!self->with.coder->off) clear_gaps(self, i);
     return ISO_OK;
@@ -301,7 +302,7 @@ static iso_status arrive_bucket(iso__transport *t, int i, const iso__idle *idle,
         return ISO_OK;
     }
     ISO_CHECK(!p->failed, ISO_ERR_STATE,
-              "the gradients of \"%s\" were never exchanged: communication hook %s failed before",
+              "the gradients of \"%s\" are lost, as communication hook %s has failed before",
               b->label, self->with.coder->hook.name);
     ISO_TRY(arrive_phases(self, i, idle));
     iso__times_tell(&p->times, times);

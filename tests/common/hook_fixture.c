@@ -183,11 +183,13 @@ static void play_blocks(played *p, int k) {
     free(copy);
 }
 
-void played_exchange(played *p) {
+void played_exchange(played *p) { played_exchange_with(p, 1, 1.0 / p->ranks); }
+
+void played_exchange_with(played *p, double before, double after) {
     for (int k = 0; k <= p->plan.phase_count; k++) {
         for (int r = 0; r < p->ranks; r++) {
             iso_comm_hook_bucket b = see_bucket(p, r);
-            double factor = k == p->plan.phase_count ? 1.0 / p->ranks : 1;
+            double factor = k == p->plan.phase_count ? after : k == 0 ? before : 1;
             b.gradient = b.wire = p->gradient[r];
             b.state = p->state[r];
             b.exchange = p->exchange;

@@ -43,6 +43,7 @@ void played_open(played *p);
 void played_close(played *p);
 // One exchange, with factors of 1 and 1 / ranks.
 void played_exchange(played *p);
+void played_exchange_with(played *p, double before, double after);
 // Random gradients in -1 .. 1, the same for the same key, rank, step and element.
 float played_drawn(uint32_t key, uint32_t rank, uint32_t step, size_t i);
 // Draws those of all ranks.

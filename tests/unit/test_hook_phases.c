@@ -98,6 +98,32 @@ Test(hook_phases, powersgd_of_full_rank_is_the_average) {
     played_close(&p);
 }
 
+// PRE, SUM and SPLIT on four ranks: powers of two, so the bits are those of POST, multiplied.
+Test(hook_phases, powersgd_leaves_out_the_same_with_every_factor) {
+    static const double factors[][2] = {{0.25, 1}, {1, 1}, {0.5, 0.5}};
+    iso_powersgd_config config = {.rank = 2, .least_saving = 1};
+    for (int i = 0; i < 3; i++) {
+        double before = factors[i][0], after = factors[i][1];
+        played post, other;
+        open_matrix(&post, &config, 20, 30, 4);
+        open_matrix(&other, &config, 20, 30, 4);
+        for (uint32_t step = 0; step < 6; step++) {
+            played_draw(&post, KEY, step);
+            played_draw(&other, KEY, step);
+            played_exchange(&post);
+            played_exchange_with(&other, before, after);
+            played_assert_equal(&other);
+            float multiple = (float)(before * after * 4);
+            for (size_t k = 0; k < post.count; k++)
+                cr_assert_eq(other.gradient[0][k], multiple * post.gradient[0][k],
+                             "factors %d, step %u, element %zu: %.9g and %.9g", i, step, k,
+                             (double)other.gradient[0][k], (double)post.gradient[0][k]);
+        }
+        played_close(&post);
+        played_close(&other);
+    }
+}
+
 // Weights, a bias and a thin matrix that would not get shorter: these travel as they are.
 Test(hook_phases, powersgd_leaves_what_gets_no_shorter) {
     iso_powersgd_config config = {.rank = 2, .least_saving = 2};
