@@ -477,7 +477,8 @@ iso_status iso_loader_next(iso_loader *loader, iso_batch *out);
 // crop), as int64_t numbers for checkpoints. It is the same on all ranks, except with SHARE or
 // shards. Save it as ISO_STATE_OWN in these cases.
 typedef struct iso_loader_state {
-    int64_t count, batch, ranks, seed, shuffle, end, shift, flip; // flip in units of 2^-24
+    // flip is in units of 2^-24; shuffle is 0 or 1, with `cost` 1 + cost_noise in units of 2^-25.
+    int64_t count, batch, ranks, seed, shuffle, end, shift, flip;
     int64_t epoch, next; // the next batch of iso_loader_next; prefetched batches do not count
 } iso_loader_state;
 // Before the first iso_loader_start, returns the state of epoch 0, batch 0.

@@ -93,8 +93,8 @@ static iso_status read_elements(iso__source *source, const char *path, iso_idx *
     size_t header = 4 + 4 * (size_t)idx->ndim, got = 0, room;
     size_t wanted = (size_t)idx->count * element_size((int)idx->type);
     int64_t size = iso__source_size(source);
-    if (size >= 0 && (size_t)size - header < wanted)
-        return fail_truncated(path, idx, header, (size_t)size - header);
+    size_t has = size > (int64_t)header ? (size_t)size - header : 0;
+    if (size >= 0 && has < wanted) return fail_truncated(path, idx, header, has);
     room = size >= 0 || wanted < FIRST_READ ? wanted : FIRST_READ;
     void *data;
     ISO_TRY(iso__alloc(room, &data));

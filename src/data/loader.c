@@ -4,6 +4,7 @@
 #include "base/recording.h"
 #include "data/loader_impl.h"
 
+#include <math.h>
 #include <string.h>
 
 const iso_loader_config iso_loader_default = ISO_LOADER_DEFAULT;
@@ -215,6 +216,15 @@ static iso_status send_batches(iso_loader *self, int64_t ready) {
     return ISO_OK;
 }
 
+// Without threads. An error stays until the next epoch.
+static iso_status prepare_now(iso_loader *self, int64_t k) {
+    ISO_CHECK(self->status == ISO_OK, self->status, "%s", self->message);
+    iso_status status = iso__worker_prepare(self->workers, k);
+    if (status < 0) iso__loader_keep_error(self, k, status);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
 iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
     ISO_CHECK(self->started, ISO_ERR_STATE, "no epoch was started: call iso_loader_start first");
     int64_t k = self->next, ready = k + 1;
@@ -225,8 +235,7 @@ iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
         *out = (iso_batch){.index = k};
         return ISO_PENDING;
     }
-    ISO_TRY(self->slot_count > 1 ? iso__loader_wait(self, k, &ready)
-                                 : iso__worker_prepare(self->workers, k));
+    ISO_TRY(self->slot_count > 1 ? iso__loader_wait(self, k, &ready) : prepare_now(self, k));
     ISO_TRY(send_batches(self, ready));
     iso__slot *from = &self->slots[k % self->slot_count];
     int inputs = self->make.function ? self->make.inputs : self->dataset->info.inputs;
@@ -249,13 +258,19 @@ iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
 
 // ---- State --------------------------------------------------------------------------------------
 
+// With `cost`, the noise decides the order, too.
+static int64_t shuffle_number(const iso_sampler_config *order) {
+    int64_t noise = order->cost ? (int64_t)llround(order->cost_noise * (1 << 24)) : 0;
+    return order->shuffle ? 1 + 2 * noise : 0;
+}
+
 void iso_loader_get_state(const iso_loader *self, iso_loader_state *out) {
     const iso_sampler_config *order = &self->sampler->config;
     *out = (iso_loader_state){.count = order->count,
                               .batch = order->batch,
                               .ranks = order->ranks,
                               .seed = (int64_t)order->seed,
-                              .shuffle = order->shuffle,
+                              .shuffle = shuffle_number(order),
                               .end = order->end,
                               .shift = self->transform.shift,
                               .flip = self->transform.flip,

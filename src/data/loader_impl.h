@@ -75,7 +75,7 @@ struct iso_loader {
     int64_t ready;           // batches below are prepared
     int64_t freed;           // batches below are no longer used by the caller
     bool stop;
-    iso_status status; // error of a thread, with its message; of the first batch that has one
+    iso_status status; // with its message; of the first batch that has an error
     int64_t failed;    // that batch
     char message[sizeof(((iso_error *)0)->message)];
 };
@@ -112,6 +112,8 @@ iso_status iso__worker_prepare(iso__worker *worker, int64_t k);
 // failure.
 iso_status iso__loader_start_threads(iso_loader *loader);
 void iso__loader_end_threads(iso_loader *loader);
+// Under the lock: batch k has this error.
+void iso__loader_keep_error(iso_loader *loader, int64_t k, iso_status status);
 // Gives the batches before k back to the threads and waits for batch k; *ready: batches below are
 // prepared.
 iso_status iso__loader_wait(iso_loader *loader, int64_t k, int64_t *ready);

@@ -23,7 +23,7 @@ static bool claim_batch(iso_loader *self, int64_t batches, int64_t *k) {
 
 // The record of an error belongs to the thread that made it, so the message is copied. The caller
 // gets the error of the first batch that has one, whichever thread is the first to fail.
-static void keep_error(iso_loader *self, int64_t k, iso_status status) {
+void iso__loader_keep_error(iso_loader *self, int64_t k, iso_status status) {
     if (self->status == ISO_OK || k < self->failed) {
         self->status = status;
         self->failed = k;
@@ -35,7 +35,7 @@ static void keep_error(iso_loader *self, int64_t k, iso_status status) {
 static void finish_batch(iso_loader *self, int64_t k, iso_status status) {
     pthread_mutex_lock(&self->lock);
     if (status < 0)
-        keep_error(self, k, status);
+        iso__loader_keep_error(self, k, status);
     else
         self->slots[k % self->slot_count].prepared = true;
     for (iso__slot *next; (next = &self->slots[self->ready % self->slot_count])->prepared;) {

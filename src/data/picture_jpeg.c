@@ -11,8 +11,9 @@
 #include <stdio.h>
 #include <string.h>
 // After stdio.h, which it needs.
-#include <jerror.h>
 #include <jpeglib.h>
+
+#include <jerror.h> // after jpeglib.h, whose settings it follows
 
 // A progressive file may repeat its scans, which each go over the whole picture: a few kilobytes
 // could take minutes. Programs write about ten.
@@ -37,11 +38,18 @@ static void stop_decoding(j_common_ptr info) {
     longjmp(self->back, 1);
 }
 
+#ifdef D_ARITH_CODING_SUPPORTED
+#define BAD_ARITHMETIC_CODE JWRN_ARITH_BAD_CODE
+#else
+#define BAD_ARITHMETIC_CODE JWRN_HUFF_BAD_CODE // such pictures are refused
+#endif
+
 // Warnings after which libjpeg invents pixels are errors. After others it only skips bytes.
 static void judge_message(j_common_ptr info, int level) {
     int code = info->err->msg_code;
-    if (level < 0 && (code == JWRN_JPEG_EOF || code == JWRN_HIT_MARKER ||
-                      code == JWRN_HUFF_BAD_CODE || code == JWRN_MUST_RESYNC))
+    if (level < 0 &&
+        (code == JWRN_JPEG_EOF || code == JWRN_HIT_MARKER || code == JWRN_HUFF_BAD_CODE ||
+         code == BAD_ARITHMETIC_CODE || code == JWRN_MUST_RESYNC))
         stop_decoding(info);
 }
 

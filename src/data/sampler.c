@@ -106,7 +106,12 @@ iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **ou
         split_epoch(self, global_batch);
     void *indices;
     iso_status status;
-    ISO_TRY_GOTO(iso__alloc((size_t)(config->count + self->padded) * sizeof(int64_t), &indices));
+    int64_t bytes;
+    bool fits = !__builtin_add_overflow(config->count, self->padded, &bytes) &&
+                !__builtin_mul_overflow(bytes, (int64_t)sizeof(int64_t), &bytes);
+    ISO_CHECK_GOTO(fits, ISO_ERR_NOMEM, "out of memory for the order of %lld samples",
+                   (long long)config->count);
+    ISO_TRY_GOTO(iso__alloc((size_t)bytes, &indices));
     self->indices = indices;
     if (config->cost) ISO_TRY_GOTO(iso__sampler_make_costs(self));
     ISO_TRY_GOTO(iso_sampler_set_epoch(self, 0));

@@ -39,6 +39,9 @@ static iso_status open_file(iso__source *self) {
               self->path);
     self->file = fopen(self->path, "rb");
     ISO_CHECK(self->file, ISO_ERR_IO, "cannot open %s: %s", self->path, strerror(errno));
+    // Of the file that is open now, which may have taken the place of that one.
+    ISO_CHECK(fstat(fileno(self->file), &info) == 0, ISO_ERR_IO, "cannot read %s: %s", self->path,
+              strerror(errno));
     self->size = (int64_t)info.st_size;
     return ISO_OK;
 }

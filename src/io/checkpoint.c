@@ -75,9 +75,15 @@ iso_status iso_state_dict_save(const iso_state_dict *dict, const char *path) {
     void *memory = NULL;
     int count = 0;
     iso_status status;
+    bool adds = !iso_state_dict_metadata(dict, "format");
+    ISO_CHECK_GOTO(
+        dict->metadata_count + adds <= ISO__MOST_NOTES, ISO_ERR_ARG,
+        "cannot write %s: with `format`, which is added, its metadata has %d entries, and "
+        "at most %d are allowed",
+        path, dict->metadata_count + adds, ISO__MOST_NOTES);
     ISO_TRY_GOTO(iso__alloc((size_t)(dict->metadata_count + 1) * sizeof(iso__note), &memory));
     notes = memory;
-    if (!iso_state_dict_metadata(dict, "format")) notes[count++] = (iso__note){"format", "pt"};
+    if (adds) notes[count++] = (iso__note){"format", "pt"};
     for (int i = 0; i < dict->metadata_count; i++)
         notes[count++] = (iso__note){dict->metadata[i].key, dict->metadata[i].value};
     ISO_TRY_GOTO(describe_tensors(dict->item, dict->count, &arrays));
@@ -93,6 +99,7 @@ static iso_status check_stored(const char *path, const iso__stored *stored, iso_
     char shape[100];
     int dtype = 0;
     bool fits = stored->ndim <= ISO_MAX_DIMS;
+    ISO_CHECK(stored->name[0], ISO_ERR_FORMAT, "%s has a tensor without a name", path);
     while (dtype < ISO_DTYPE_COUNT &&
            strcmp(stored->dtype, iso__safetensors_dtype((iso_dtype)dtype)) != 0)
         dtype++;

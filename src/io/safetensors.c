@@ -160,7 +160,7 @@ static iso_status parse_metadata(parser *self, iso__header *out) {
 
 enum { HAS_DTYPE = 1, HAS_SHAPE = 2, HAS_OFFSETS = 4, HAS_ALL = 7 };
 
-static iso_status parse_field(parser *self, iso__stored *tensor, int64_t *element, int *has) {
+static iso_status parse_field(parser *self, iso__stored *tensor, int64_t *bits, int *has) {
     char *key, *name;
     int count, field;
     ISO_TRY(parse_string(self, &key));
@@ -168,7 +168,7 @@ static iso_status parse_field(parser *self, iso__stored *tensor, int64_t *elemen
     if (strcmp(key, "dtype") == 0) {
         field = HAS_DTYPE;
         ISO_TRY(parse_string(self, &name));
-        tensor->dtype = iso__safetensors_dtype_named(name, element);
+        tensor->dtype = iso__safetensors_dtype_named(name, bits);
         WANT(tensor->dtype, "an unknown element type");
     } else if (strcmp(key, "shape") == 0) {
         field = HAS_SHAPE;
@@ -188,19 +188,20 @@ static iso_status parse_field(parser *self, iso__stored *tensor, int64_t *elemen
 }
 
 static iso_status parse_tensor(parser *self, int64_t data_bytes, iso__stored *tensor) {
-    int64_t bytes = 0;
+    int64_t bits = 0;
     int has = 0;
     WANT(accept_character(self, '{'), "no object where one belongs");
     do {
-        ISO_TRY(parse_field(self, tensor, &bytes, &has));
+        ISO_TRY(parse_field(self, tensor, &bits, &has));
     } while (accept_character(self, ','));
     WANT(accept_character(self, '}'), "an object without end");
     WANT(has == HAS_ALL, "a tensor without dtype, shape or data_offsets");
     for (int d = 0; d < tensor->ndim; d++)
-        WANT(!__builtin_mul_overflow(bytes, tensor->shape[d], &bytes), "a shape that overflows");
+        WANT(!__builtin_mul_overflow(bits, tensor->shape[d], &bits), "a shape that overflows");
     WANT(tensor->begin <= tensor->end && tensor->end <= data_bytes,
          "data_offsets outside the file");
-    WANT(tensor->end - tensor->begin == bytes, "data_offsets that do not fit the shape");
+    WANT(bits % 8 == 0 && tensor->end - tensor->begin == bits / 8,
+         "data_offsets that do not fit the shape");
     return ISO_OK;
 }
 

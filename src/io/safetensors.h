@@ -44,7 +44,7 @@ typedef struct iso__header {
 } iso__header;
 
 // Entries of metadata, which are searched one by one.
-enum { ISO__MOST_NOTES = 10000 };
+enum { ISO__MOST_NOTES = 10000, ISO__MOST_HEADER = 100000000 }; // the latter in bytes
 
 // ---- Arrays ---------------------------------------------------------------------------------------
 
@@ -52,9 +52,9 @@ enum { ISO__MOST_NOTES = 10000 };
 const char *iso__safetensors_dtype(iso_dtype dtype);
 // The element type with this name; ISO_DTYPE_COUNT: the library has none.
 iso_dtype iso__safetensors_type(const char *name);
-// The static string of the type with this name, and the size of its elements; NULL for an unknown
-// name.
-const char *iso__safetensors_dtype_named(const char *name, int64_t *bytes);
+// The static string of the type with this name, and the size of its elements in bits; NULL for an
+// unknown name.
+const char *iso__safetensors_dtype_named(const char *name, int64_t *bits);
 size_t iso__array_bytes(const iso__array *array);
 // Paired access to the elements, in logical order.
 iso_status iso__array_open(const iso__array *array, iso_access access, void **out);

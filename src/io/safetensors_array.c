@@ -7,17 +7,18 @@
 
 static const struct {
     const char *name;
-    int64_t bytes;
+    int64_t bits;
 } dtypes[] = {
-    {"F32", 4},     {"F64", 8}, {"BF16", 2}, {"F16", 2}, {"BOOL", 1},
-    {"U8", 1},      {"I8", 1},  {"U16", 2},  {"I16", 2}, {"F8_E4M3", 1},
-    {"F8_E5M2", 1}, {"U32", 4}, {"I32", 4},  {"U64", 8}, {"I64", 8},
+    {"F32", 32},    {"F64", 64},    {"BF16", 16}, {"F16", 16},    {"BOOL", 8},
+    {"U8", 8},      {"I8", 8},      {"U16", 16},  {"I16", 16},    {"F8_E4M3", 8},
+    {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"U32", 32},  {"I32", 32},    {"U64", 64},
+    {"I64", 64},    {"C64", 64},    {"F4", 4},    {"F6_E2M3", 6}, {"F6_E3M2", 6},
 };
 
-const char *iso__safetensors_dtype_named(const char *name, int64_t *bytes) {
+const char *iso__safetensors_dtype_named(const char *name, int64_t *bits) {
     for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
         if (strcmp(dtypes[i].name, name) != 0) continue;
-        *bytes = dtypes[i].bytes;
+        *bits = dtypes[i].bits;
         return dtypes[i].name;
     }
     return NULL;
@@ -37,10 +38,10 @@ iso_dtype iso__safetensors_type(const char *name) {
 // ---- Arrays -------------------------------------------------------------------------------------
 
 size_t iso__array_bytes(const iso__array *array) {
-    int64_t bytes = 0;
-    iso__safetensors_dtype_named(array->dtype, &bytes);
-    for (int d = 0; d < array->ndim; d++) bytes *= array->shape[d];
-    return (size_t)bytes;
+    int64_t bits = 0;
+    iso__safetensors_dtype_named(array->dtype, &bits);
+    for (int d = 0; d < array->ndim; d++) bits *= array->shape[d];
+    return (size_t)bits / 8;
 }
 
 iso_status iso__array_open(const iso__array *array, iso_access access, void **out) {

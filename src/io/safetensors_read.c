@@ -8,8 +8,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define MAX_HEADER 100000000
-
 static iso_status read_exactly(iso__safetensors *self, void *to, size_t bytes) {
     iso__alive("the reading of a checkpoint");
     size_t got = fread(to, 1, bytes, self->file);
@@ -60,10 +58,10 @@ static iso_status read_text(iso__safetensors *self, size_t *out) {
     ISO_TRY(read_exactly(self, start, ISO__SAFETENSORS_PREFIX));
     ISO_TRY(check_start(self->path, start));
     for (int b = ISO__SAFETENSORS_PREFIX - 1; b >= 0; b--) length = length << 8 | start[b];
-    ISO_CHECK(length <= MAX_HEADER, ISO_ERR_FORMAT,
+    ISO_CHECK(length <= ISO__MOST_HEADER, ISO_ERR_FORMAT,
               "%s is not a safetensors file: its header should have %llu bytes, and at most %d are "
               "allowed",
-              self->path, (unsigned long long)length, MAX_HEADER);
+              self->path, (unsigned long long)length, ISO__MOST_HEADER);
     ISO_CHECK(length <= (uint64_t)size - ISO__SAFETENSORS_PREFIX, ISO_ERR_FORMAT,
               "%s is truncated or not a safetensors file: its header "
               "should have %llu byte%s, and the file ends after %lld",

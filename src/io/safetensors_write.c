@@ -217,6 +217,11 @@ iso_status iso__safetensors_write(const char *path, bool sealed, const iso__note
     append_text(&temporary, "", 1);
     ISO_TRY_GOTO(temporary.status);
     ISO_TRY_GOTO(make_header(sealed, notes, note_count, arrays, count, &header));
+    ISO_CHECK_GOTO(
+        header.used <= ISO__MOST_HEADER, ISO_ERR_ARG,
+        "cannot write checkpoint %s: names and metadata would have %zu bytes, and at most "
+        "%d are allowed",
+        path, header.used, ISO__MOST_HEADER);
     ISO_TRY_GOTO(write_file(temporary.data, target, &header, arrays, count));
     ISO_TRY_GOTO(sync_folder(target));
     status = ISO_OK;

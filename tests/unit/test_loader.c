@@ -368,8 +368,8 @@ Test(loader, reports_an_error_of_its_thread) {
         for (int again = 0; again < 2; again++) {
             cr_assert_eq(iso_loader_next(f.loader, &batch), ISO_ERR_STATE);
             cr_assert(strstr(iso_last_error()->message, "mapped"), "%s", iso_last_error()->message);
+            if (again == 0) cr_assert_eq(iso_tensor_unmap(held), ISO_OK); // the error stays
         }
-        cr_assert_eq(iso_tensor_unmap(held), ISO_OK);
         check_epoch(&f, 1, 0);
         destroy(&f);
     }

@@ -152,6 +152,32 @@ Test(loader_state, refuses_other_settings) {
     destroy(&f);
 }
 
+static double cost_of(int64_t sample, void *user) {
+    (void)user;
+    return (double)(sample % 7);
+}
+
+// It decides which samples are in a batch.
+Test(loader_state, refuses_another_noise_of_costs) {
+    fixture f = create();
+    iso_loader_state state;
+    iso_sampler_config order = usual;
+    order.cost = cost_of;
+    order.cost_noise = 0.1;
+    iso_loader *first = load(&f, order, (iso_loader_config){0}), *same, *other;
+    iso_loader_get_state(first, &state);
+    same = load(&f, order, (iso_loader_config){0});
+    order.cost_noise = 0.3;
+    other = load(&f, order, (iso_loader_config){0});
+    cr_assert_eq(iso_loader_set_state(same, &state), ISO_OK);
+    cr_assert_eq(iso_loader_set_state(other, &state), ISO_ERR_MISMATCH);
+    cr_assert(strstr(iso_last_error()->message, "shuffle"), "%s", iso_last_error()->message);
+    iso_loader_destroy(&first);
+    iso_loader_destroy(&same);
+    iso_loader_destroy(&other);
+    destroy(&f);
+}
+
 Test(loader_state, refuses_a_place_that_is_not_there) {
     fixture f = create();
     iso_loader *loader = load(&f, usual, ISO_LOADER_DEFAULT);

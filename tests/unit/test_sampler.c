@@ -241,6 +241,16 @@ static void refuse(iso_sampler_config config, const char *words) {
               iso_last_error()->message);
 }
 
+// The size of the list of samples overflows.
+Test(sampler, more_samples_than_memory_are_refused) {
+    static const int64_t counts[] = {INT64_MAX, INT64_MAX / 8 + 1, INT64_MAX / 16};
+    for (int i = 0; i < 6; i++) {
+        iso_sampler *sampler;
+        iso_sampler_config config = {.count = counts[i / 2], .batch = 32, .ranks = 1 + i % 2};
+        cr_assert_eq(iso_sampler_create(&config, &sampler), ISO_ERR_NOMEM, "%d", i);
+    }
+}
+
 Test(sampler, refuses_what_cannot_be) {
     refuse((iso_sampler_config){.count = 3, .batch = 1, .ranks = 4},
            "4 ranks cannot share 3 samples");

@@ -180,6 +180,20 @@ Test(state_dict, metadata_have_a_limit) {
     cr_assert_eq(iso_state_dict_set_metadata(&dict, "more", "value"), ISO_ERR_ARG);
     cr_ok(iso_state_dict_set_metadata(&dict, "key3", "other"));
     cr_assert_str_eq(iso_state_dict_metadata(&dict, "key3"), "other");
+    // The file has one more, and nobody could read it. What was there stays.
+    const char *path = scratch_path("full");
+    iso_state_dict few = {0}, read = {0};
+    iso_tensor *x = filled_tensor(device, 1, (int64_t[]){2}, 1);
+    cr_ok(iso_state_dict_add(&few, "x", x));
+    cr_ok(iso_state_dict_add(&dict, "x", x));
+    iso_tensor_destroy(&x);
+    cr_ok(iso_state_dict_set_metadata(&few, "a", "b"));
+    cr_ok(iso_state_dict_save(&few, path));
+    cr_fails(iso_state_dict_save(&dict, path), ISO_ERR_ARG, "has 10001 entries");
+    cr_ok(iso_state_dict_read(path, device, &read));
+    cr_assert_str_eq(iso_state_dict_metadata(&read, "a"), "b");
+    iso_state_dict_destroy(&read);
+    iso_state_dict_destroy(&few);
     iso_state_dict_destroy(&dict);
 }
 
