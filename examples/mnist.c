@@ -22,18 +22,35 @@ static const char usage[] =
 static iso_comm *comm;
 static iso_device *device;
 
+static iso_status check_size(const iso_dataset *images, const iso_dataset_info *training) {
+    iso_dataset_info test;
+    iso_dataset_get_info(images, &test);
+    if (test.channels == training->channels && test.height == training->height &&
+        test.width == training->width)
+        return ISO_OK;
+    return iso_error_set(ISO_ERR_SHAPE,
+                         "the test images have another size than the training images");
+}
+
 // Loads this process's share of MNIST from a folder or, without one, of digits that the library
 // generates.
-static iso_loader *load(const char *folder, bool train, const iso_loader_config *config) {
+// training: NULL for the training set. The test set must have images of its size, and is normalised
+// as it is.
+static iso_loader *load(const char *folder, const iso_dataset_info *training) {
     iso_dataset *images = NULL;
     iso_loader *loader = NULL;
+    iso_loader_config config = {.prefetch = 2};
+    bool train = !training;
     int rank = iso_comm_rank(comm), ranks = iso_comm_size(comm);
     iso_sampler_config order = {.batch = BATCH, .rank = rank, .ranks = ranks, .shuffle = train};
     order.end = train ? ISO_SAMPLER_PAD : ISO_SAMPLER_SHARE;
     check_together(comm, iso_dataset_open(folder, train, &images));
     check_together(comm, iso_comm_check_same(comm, iso_dataset_checksum(images),
                                              train ? "the training set" : "the test set"));
-    check_together(comm, iso_loader_create_take(device, images, &order, config, &loader));
+    if (training) check_together(comm, check_size(images, training));
+    if (training) config.mean = training->mean, config.std = training->std;
+    check_together(comm,
+                   iso_loader_create_take(device, images, &order, train ? NULL : &config, &loader));
     return loader;
 }
 
@@ -76,10 +93,9 @@ int main(int argc, char **argv) {
     usage_check(argc, argv, 1, "mnist", usage);
     check(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
     check(iso_device_create("cpu", &device));
-    iso_loader *train_data = load(argv[1], true, NULL);
+    iso_loader *train_data = load(argv[1], NULL);
     const iso_dataset_info *info = iso_loader_info(train_data);
-    iso_loader_config normalise = {info->mean, info->std, .prefetch = 2};
-    iso_loader *test_data = load(argv[1], false, &normalise);
+    iso_loader *test_data = load(argv[1], info);
     int64_t steps = iso_loader_batches(train_data);
     bool first = iso_comm_rank(comm) == 0;
 

@@ -79,6 +79,13 @@ again --epochs 2 --extend
 [ "$status" = 0 ] && ! [ -s log ]
 result $? "a finished run that is told no later end is left as it is"
 
+schedule=constant
+rm -f state* log
+run 2 "$train" --data images --model mlp --quiet $first --epochs 1 --checkpoint state --checkpoint-every 5
+run 2 "$train" --data images --model mlp --quiet $first --epochs 3 --checkpoint state --resume ./state --extend
+[ "$status" = 0 ] && [ -e state.step-000000000075 ]
+result $? "a run that resumes its own checkpoint by another spelling saves states"
+
 refused() { # what, pattern of the sentence, arguments...
     name=$1 sentence=$2
     shift 2

@@ -131,6 +131,12 @@ run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --accumulate 2 --steps 
 [ "$status" = 0 ] && grep -q "^no update in $(field skipped_steps "$out/log") steps (--finite skip)$" stdout &&
     [ "$(grep -c '"event":"skip"' "$out/log")" = "$(field skipped_steps "$out/log")" ]
 result $? "--finite skip goes on, and tells how many steps it skipped"
+digits=$ISO_DIGITS
+ISO_DIGITS=600 # three steps an epoch
+run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --momentum 0.999 --batch 100 --epochs 4 --finite skip --log "$out/log"
+ISO_DIGITS=$digits
+[ "$status" = 0 ] && [ "$(field skipped_steps "$out/log")" -ge 6 ] && grep -q '"event":"epoch","epoch":3.*"train_loss":null' "$out/log"
+result $? "--finite skip goes on after an epoch in which it skipped all steps"
 run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 20 --finite skip --skip-loss 0.9 --skip-window 2 \
     --log "$out/log"
 [ "$status" = 0 ] && grep -q '^no update in [0-9]* steps (outliers, --finite skip)$' stdout &&

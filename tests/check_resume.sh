@@ -18,7 +18,7 @@ KILLS=${ISO_TEST_KILLS:-5} # of each study; of the presets, which share their co
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..40"
+echo "1..41"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -328,3 +328,20 @@ finish
         'BEGIN { exit !(a > 0 && (a - b) ^ 2 < (0.05 * a) ^ 2) }' || good=1
 unset ISO_RANKS_PER_NODE
 result $good "replicas go on with the ranks distributed over nodes in another way"
+
+# Killed in the first epoch, or after it had written the best checkpoint and no state: the same command goes on.
+rm -f state* log*
+set -- --model mlp --batch 20 --epochs 4 --validation 0.2 --checkpoint state --resume auto --checkpoint-best best
+start 2 "$@" --log log
+wait_until test -e state.step-000000000000
+kill_ranks
+finish
+good=0
+[ -e state.step-000000000000 ] || good=1
+find . -name 'state.step-*' ! -name 'state.step-000000000000*' -exec rm -f {} +
+rm -f state
+[ -e best ] || echo "not read" >best
+start 2 "$@" --log log
+finish
+[ "$status" = 0 ] && [ -n "$(summary_field param_hash log)" ] && grep -q '"event":"resume","step":0}' log || good=1
+result $good "a run that was killed before its first state can be started again, also with --checkpoint-best"

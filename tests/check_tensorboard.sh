@@ -87,6 +87,27 @@ equal board3 log3 || good=1
 [ "$(counts | cut -d' ' -f1,3)" = "2 1" ] || good=1
 result $good "a resumed run goes on in a second file, and takes back what was lost"
 
+# The end of the run, which is another one, is not where the first part is cut off.
+# shellcheck disable=SC2086
+run 2 "$train" --model mlp --steps 40 --eval-every 8 --quiet $state --overwrite --log log5 --tensorboard board5
+good=$status
+rm -f state.step-*40*
+# shellcheck disable=SC2086
+run 2 "$train" --model mlp --steps 56 --eval-every 8 --quiet $state --resume state --extend --log log5 --tensorboard board5
+[ "$status" = 0 ] || good=1
+equal board5 log5 || good=1
+[ "$(counts | cut -d' ' -f1,3)" = "2 1" ] || good=1
+result $good "a run that is extended takes back what was lost"
+
+# Of a run that was killed before it saved a state there are only event files.
+run 2 "$train" --model mlp --steps 16 --eval-every 8 --quiet --tensorboard board6
+good=$status
+run 2 "$train" --model mlp --steps 24 --eval-every 8 --quiet --checkpoint anew --resume auto --log log6 --tensorboard board6
+[ "$status" = 0 ] || good=1
+equal board6 log6 || good=1
+[ "$(counts | cut -d' ' -f1,3)" = "2 1" ] || good=1
+result $good "a run that begins anew takes all back, also without a log of the first part"
+
 # ---- A sweep ----
 
 run 2 "$sweep" --out study --tensorboard boards --model mlp --steps 8 --eval-every 4 --quiet --seeds 1,2 -- \

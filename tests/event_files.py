@@ -93,7 +93,8 @@ def read_log(path):
     for line in open(path):
         event = json.loads(line)
         name = event.pop("event")
-        step = event.pop("steps") if "steps" in event else event.pop("step", None)
+        # The steps of an extended run that is resumed are those of its end.
+        step = event.pop("steps") if "steps" in event and name != "resume" else event.pop("step", None)
         if name == "resume":
             resumed = True
             values = [v for v in values if v[1] <= step]

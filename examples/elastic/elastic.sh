@@ -59,6 +59,7 @@ restarts=10 pause=1 state='' grace=120 launcher=mpirun
 check_number() { # option, value, least
     case $2 in '' | *[!0-9]* | ????????*) fail "$1 $2: give a whole number: see --help" ;; esac
     [ "$2" -ge "$3" ] || fail "$1 $2: give a number from $3 on"
+    case $2 in 0?*) fail "$1 $2: give the number without leading zeros" ;; esac # which would make it octal
 }
 print_or_fail() { # command: prints to standard output
     "$@" 2>/dev/null || fail "cannot write to standard output: is the disk full?"

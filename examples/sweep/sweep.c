@@ -18,7 +18,8 @@ typedef struct progress {
     iso_progress_bar *bar;
     bool told;      // how long the sweep will take, for the first time
     int64_t began;  // the run
-    int64_t step;   // of the run's last evaluation
+    int64_t first;  // the step at which the run began, or went on
+    int64_t step;   // of its last evaluation
     double seconds; // of the runs that were made or failed, and the steps that they made
     double made;
     double to_make; // of all runs that this program makes
@@ -52,10 +53,11 @@ static void tell_first_estimate(progress *p) {
     char left[64];
     if (p->told) return;
     p->told = true;
-    left_text(seconds_of_run(p), (double)p->step, p->to_make - p->made, left);
+    left_text(seconds_of_run(p), (double)(p->step - p->first),
+              p->to_make - p->made - (double)p->first, left);
     if (left[0])
         iso_progress_bar_line(p->bar, "%s, if all steps take as long as the first %lld", left,
-                              (long long)p->step);
+                              (long long)(p->step - p->first));
 }
 
 static iso_status begin_bar(progress *p) {
@@ -76,8 +78,9 @@ static void end_bar(progress *p, const train_result *result) {
                             left[0] ? ", " : "", left);
 }
 
-static void on_start(iso_json_log *log, void *user) {
-    const progress *p = user;
+static void on_start(iso_json_log *log, int64_t step, void *user) {
+    progress *p = user;
+    p->first = p->step = step;
     sweep_describe(p->sweep, p->run, log);
 }
 
@@ -113,9 +116,10 @@ static bool open_store(sweep *self, char *left) {
 }
 
 // If a run failed, steps up to its last evaluation count as made; the others will not be made.
+// Those of an earlier process were not made now.
 static void end_steps(progress *p, bool failed) {
     double planned = (double)steps_of(p->sweep, p->run);
-    double made = failed ? (double)p->step : planned;
+    double made = (failed ? (double)p->step : planned) - (double)p->first;
     p->made += made;
     p->to_make -= planned - made;
     p->seconds += seconds_of_run(p);

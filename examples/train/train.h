@@ -77,7 +77,7 @@ typedef struct train_result {
 // Functions that are called during a run, on every rank. Any may be NULL.
 typedef struct train_observer {
     // Before the first step. log: rank 0's of --log, or NULL.
-    void (*start)(iso_json_log *log, void *user);
+    void (*start)(iso_json_log *log, int64_t step, void *user); // step: 0, or where it goes on
     void (*eval)(const train_eval *eval, void *user);
     void (*sync)(const train_sync *sync, void *user);
     void (*epoch)(int64_t epoch, const train_metrics *metrics, void *user);
@@ -187,7 +187,7 @@ typedef struct train_run {
     double outlier_z[2];         // of the last step's loss and norm; NaN: not known
     int64_t test_step;           // the step of `test`; -1: none yet
     train_rebuild rebuild;       // how far it is
-    iso_strategy_stats seen;     // the latest statistics of the strategy
+    iso_strategy_stats seen, found; // statistics of the strategy: the latest, and at the start
     iso_daso_change *replay;     // of --replay
     int64_t replay_count;
     double *step_ms;                  // [TRAIN_STEP_TIMES], a ring

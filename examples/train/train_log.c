@@ -26,7 +26,7 @@ static bool is_shown(const char *event, const char *key) {
     return strcmp(event, "summary") == 0 && !IS_ONE_OF(key, settings);
 }
 
-// Every event has its step before its numbers.
+// Every event has its step before its numbers. The `steps` of "resume" are those of the whole run.
 static void show_number(const char *event, const char *key, double value, void *user) {
     train_board *board = user;
     char tag[128];
@@ -34,7 +34,8 @@ static void show_number(const char *event, const char *key, double value, void *
         iso_event_end(board->log);
         board->begun = false;
         if (strcmp(event, "resume") == 0) iso_event_restart(board->log, board->step + 1);
-    } else if (strcmp(key, "step") == 0 || strcmp(key, "steps") == 0) {
+    } else if (strcmp(key, "step") == 0 ||
+               (strcmp(key, "steps") == 0 && strcmp(event, "resume") != 0)) {
         board->step = (int64_t)value;
     } else if (is_shown(event, key)) {
         if (!board->begun) iso_event_begin(board->log, board->step);
@@ -82,8 +83,11 @@ iso_status train_log_check(const train_options *options) {
 static iso_status open_board(train_run *run) {
     const train_options *options = run->options;
     if (!options->tensorboard) return ISO_OK;
+    int64_t files = 0;
     if (options->overwrite && !is_continued(options))
         TRY(iso_event_log_remove(options->tensorboard));
+    if (is_continued(options)) TRY(iso_event_log_count(options->tensorboard, &files));
+    run->log_continues = files > 0;
     return iso_event_log_create(options->tensorboard, &run->board.log);
 }
 
@@ -92,7 +96,7 @@ static iso_status open_log(train_run *run) {
     const train_options *options = run->options;
     struct stat info;
     if (options->log && is_continued(options)) {
-        run->log_continues = stat(options->log, &info) == 0 && info.st_size > 0;
+        if (stat(options->log, &info) == 0 && info.st_size > 0) run->log_continues = true;
         return iso_json_log_append(options->log, &run->log);
     }
     return iso_json_log_create(options->log, &run->log);

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TRAIN_SETTINGS = 64 };
+enum { TRAIN_SETTINGS = 256 };
 
 // Without a value or default, an integer is -1, another number is NaN, and a text is NULL.
 typedef struct train_options {

@@ -123,5 +123,10 @@ iso_status train_plugin_load(int argc, char **argv) {
     TRY(initialise_plugin(path, object)); // for good: strategies are never unregistered
     for (int i = before; i < iso_strategy_count(); i++)
         TRY(check_settings(path, iso_strategy_at(i)));
+    if (train_setting_at(TRAIN_SETTINGS - 1))
+        return train_error(ISO_ERR_ARG,
+                           "with the plugin %s the modes have %d settings or more, and fewer are "
+                           "allowed",
+                           path, TRAIN_SETTINGS);
     return ISO_OK;
 }

@@ -108,6 +108,13 @@ static iso_status save_state(train_run *run) {
     return run->saves || run->stopped ? mark_told(run, train_state_save(run)) : ISO_OK;
 }
 
+// --resume auto goes on from it if the run is killed after its first best checkpoint, and before
+// its first state. It would refuse that checkpoint without any state.
+static iso_status save_first_state(train_run *run) {
+    const train_options *o = run->options;
+    return o->resume_auto && !o->resume && o->checkpoint_best ? save_state(run) : ISO_OK;
+}
+
 static iso_status save_checkpoint(train_run *run) {
     const char *path = run->options->checkpoint;
     return path ? mark_told(run, train_checkpoint_save(run, path)) : ISO_OK;
@@ -323,8 +330,10 @@ static iso_status collect_metrics(train_run *run, train_metrics *out) {
 }
 
 // Every rank has the same sum, so they all end here; the last good checkpoint stays.
-static iso_status check_finite(train_run *run, double loss) {
-    if (isfinite(loss)) return ISO_OK;
+// There is no loss if all steps were skipped.
+static iso_status check_finite(train_run *run, const train_metrics *metrics) {
+    double loss = metrics->train_loss;
+    if (isfinite(loss) || metrics->samples == 0) return ISO_OK;
     return mark_told(
         run, train_error(ISO_ERR_STATE,
                          "the training diverged: the loss of epoch %lld is NaN or infinite: %s",
@@ -357,9 +366,10 @@ static iso_status run_epoch(train_run *run, train_metrics *out) {
     TRY(collect_metrics(run, out));
     train_report_epoch(run, out);
     if (observer && observer->epoch) observer->epoch(run->at.epoch, out, observer->user);
-    TRY(check_finite(run, out->train_loss));
+    TRY(check_finite(run, out));
     train_schedule_epoch(run, out->test_loss);
-    TRY(iso_strategy_epoch_loss(run->strategy, run->optimizer, out->train_loss, true));
+    if (out->samples > 0)
+        TRY(iso_strategy_epoch_loss(run->strategy, run->optimizer, out->train_loss, true));
     TRY(train_sync_look(run)); // a policy may have decided
     TRY(mark_told(run, train_validation_judge(run)));
     if (run->at.step < run->steps && train_validation_stops(run)) end_early(run);
@@ -382,7 +392,6 @@ static iso_status finish_run(train_run *run, train_metrics *metrics, train_resul
     metrics->train_loss = sum[0] / sum[1];
     TRY(iso_comm_allreduce_f64(run->world->comm, &metrics->seconds, 1, ISO_MAX));
     TRY(iso_strategy_finish(run->strategy, run->optimizer));
-    TRY(save_checkpoint(run));
     TRY(mark_told(run, train_check_finite(run, "the training diverged", train_nan_advice(run))));
     return mark_told(run, train_report_summary(run, metrics, out));
 }
@@ -415,17 +424,20 @@ static bool run_all(train_run *run, train_result *out) {
     const train_observer *observer = run->observer;
     run->epoch_mark.step = run->eval_mark.step = run->at.step;
     run->sync_bytes = run->seen.bytes_between_nodes;
+    run->found = run->seen;
     train_report_start(run);
     train_replay_begin(run);
     train_stats_watch(run);
-    if (observer && observer->start) observer->start(run->log, observer->user);
+    if (observer && observer->start) observer->start(run->log, run->at.step, observer->user);
     if (run->options->resume || run->log_continues) train_report_resume(run);
+    if (!all_well(run, save_first_state(run))) return false;
     while (run->at.step < run->steps && !run->stopped)
         if (!all_well(run, run_epoch(run, &metrics))) return false;
     if (run->stopped) return end_stopped(run, out);
     if (!all_well(run, finish_run(run, &metrics, out))) return false;
     run->at.finished = 1;
-    if (!all_well(run, save_state(run))) return false;
+    // The state first: a run that is resumed from it writes a checkpoint that is missing.
+    if (!all_well(run, save_state(run)) || !all_well(run, save_checkpoint(run))) return false;
     // Last: it ends the loaders, whose state is saved.
     if (run->options->trace && !train_all_well(train_trace_write(run))) return false;
     if (observer && observer->end) observer->end(out, observer->user);

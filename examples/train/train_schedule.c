@@ -50,8 +50,8 @@ static iso_status set_milestones(train_run *run, int64_t epoch_steps, int64_t st
         read_epochs(text, run->milestones);
         s->interval = epoch_steps;
     } else {
-        run->milestones[0] = steps / 2;
-        run->milestones[1] = 3 * steps / 4;
+        run->milestones[0] = steps > 1 ? steps / 2 : 1; // 0 would be before the first step
+        run->milestones[1] = steps > 1 ? 3 * steps / 4 : 1;
     }
     s->milestones = run->milestones;
     s->milestone_count = count;

@@ -214,10 +214,11 @@ static iso_status check_outputs(const train_options *o) {
     return o->resume || o->resume_auto ? ISO_OK : refuse_file(o->log, "log");
 }
 
-// Gives the same answer on all ranks, because it compares names, not files.
-static bool saves_states(const train_options *o) {
-    bool continues = o->checkpoint && o->resume && strcmp(o->checkpoint, o->resume) == 0;
-    return continues || o->resume_auto || o->checkpoint_every > 0;
+// Rank 0 looks at the files, for all ranks.
+static void decide_saves(train_run *run) {
+    const train_options *o = run->options;
+    run->saves = continues_files(o) || o->resume_auto || o->checkpoint_every > 0;
+    train_bcast(&run->saves, sizeof(run->saves), 0, "the broadcast of whether states are saved");
 }
 
 iso_status train_setup_local(train_run *run) {
@@ -228,7 +229,6 @@ iso_status train_setup_local(train_run *run) {
     run->steps = options->steps > 0 ? options->steps : options->epochs * run->epoch_steps;
     run->test_step = -1;
     run->best.accuracy = -1;
-    run->saves = saves_states(options);
     TRY(build_model(run));
     run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));
     run->step_wait_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_wait_ms));
@@ -266,6 +266,7 @@ iso_status train_optimizer_create(train_run *run, iso_optimizer **out) {
 }
 
 iso_status train_setup_shared(train_run *run) {
+    decide_saves(run);
     if (run->options->load) TRY(train_agree_load(run));
     if (run->options->resume) TRY(train_state_check(run));
     TRY(train_kernels_setup(run));

@@ -78,7 +78,7 @@ static iso_status measure_run(train_run *run, train_result *out) {
                         iso_peak_rss_mb(),
                         run->steps_ms / train_timed_steps(run),
                         run->steps_wait_ms / train_timed_steps(run),
-                        run->seen.work_ms / train_timed_steps(run)};
+                        (run->seen.work_ms - run->found.work_ms) / train_timed_steps(run)};
     TRY(iso_comm_allreduce_f64(comm, largest, 7, ISO_MAX));
     TRY(iso_comm_allreduce_i64(comm, bytes, 2, ISO_SUM));
     out->steps = run->at.step;
