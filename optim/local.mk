@@ -57,8 +57,8 @@ libiso_core_la_SOURCES += \
     optim/periodic/periodic_memory.c \
     optim/periodic/periodic_outer.c \
     optim/periodic/periodic_reference.c \
-    optim/periodic/periodic_show.c \
     optim/periodic/periodic_state.c \
+    optim/periodic/periodic_stats.c \
     optim/periodic/periodic_worker.c \
     optim/periodic/sync_plan.h \
     optim/periodic/worker_events.c \

@@ -57,7 +57,7 @@ typedef enum iso_pool_kind {
     ISO_POOL_AVG  // sum of the window divided by its size; padding counts as zeros
 } iso_pool_kind;
 typedef struct iso_pool2d_config {
-    int64_t kernel_size[2];        // height, width of the window
+    int64_t kernel_size[2];        // height, width of the window; MAX on CPUs: up to 65536 elements
     int64_t stride[2], padding[2]; // stride 0 means kernel_size; padding: at most half of it
 } iso_pool2d_config;
 // x[N, C, H, W] -> y[N, C, (H + 2p - k)/s + 1, ...]

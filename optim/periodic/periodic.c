@@ -427,36 +427,46 @@ iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *
     return ISO_OK;
 }
 
-iso_status iso__periodic_mean_number(iso__periodic *p, double *value) {
-    ISO_TRY(iso_comm_allreduce_f64(p->comm, value, 1, ISO_SUM));
-    *value /= iso_comm_size(p->comm);
+// ---- Evaluation -----------------------------------------------------------------------------------
+
+// Evaluation needs a mean that is not part of training: its bytes do not count.
+static iso_status mean_to_show(iso__periodic *p, const float **mean) {
+    iso_daso_stats before, after;
+    iso__periodic_stats(p, &before);
+    iso_status status = iso__periodic_exact_mean(p, ISO__PAYLOAD_EXACT, mean);
+    iso__periodic_stats(p, &after);
+    p->stats.bytes_sent -= after.bytes_sent - before.bytes_sent;
+    p->stats.bytes_between_nodes -= after.bytes_between_nodes - before.bytes_between_nodes;
+    ISO_TRY(status);
     return ISO_OK;
 }
 
-static void add_stats(const iso__average *from, iso_daso_stats *to, bool work) {
-    iso__average_stats average;
-    if (!from) return;
-    iso__average_get_stats(from, &average);
-    to->bytes_sent += average.bytes_sent;
-    to->bytes_between_nodes += average.bytes_between_nodes;
-    to->work_ms += work ? average.work_ms : 0;
+static iso_status reserve_own(iso__periodic *p) {
+    int last = iso__periodic_last(p, ISO__PAYLOAD_EXACT);
+    size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, last));
+    return p->own ? ISO_OK : iso__pinned_alloc(p->device, bytes, (void **)&p->own);
 }
 
-void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
-    *out = p->stats;
-    out->exchange_ms = p->metrics[ISO__EXCHANGE_MS];
-    out->step_ms = p->metrics[ISO__STEP_MS];
-    out->divergence = p->metrics[ISO__DIVERGENCE];
-    for (int i = 0; i < p->exchange_count; i++) {
-        out->pending = out->pending || p->exchange[i].pending;
-        add_stats(p->exchange[i].average, out, true);
-        for (int k = 0; k < p->config.lower_count; k++)
-            add_stats(p->exchange[i].lower[k], out, true);
+iso_status iso__periodic_show(bool training, void *periodic) {
+    iso__periodic *p = periodic;
+    const float *mean;
+    int last = iso__periodic_last(p, ISO__PAYLOAD_EXACT);
+    p->last_step_ns = 0; // evaluation is not part of a step
+    if (training == !p->shown) return ISO_OK;
+    if (training) {
+        ISO_TRY(iso__periodic_put(p, 0, last, p->own));
+    } else {
+        if (p->equal) return ISO_OK;
+        ISO_TRY(iso__periodic_hold(p));
+        if (p->equal) return ISO_OK; // since ranks have met
+        ISO_TRY(iso_comm_agree(p->comm, reserve_own(p)));
+        ISO_TRY(iso__periodic_fetch(p, 0, last, p->own));
+        ISO_TRY(mean_to_show(p, &mean));
+        ISO_TRY(iso__periodic_put(p, 0, last, mean));
     }
-    for (int i = 0; i < ISO__PAYLOADS; i++) add_stats(p->average[i], out, false);
+    p->shown = !training;
+    return ISO_OK;
 }
-
-// ---- The end ----------------------------------------------------------------------------------------
 
 iso_status iso__periodic_finish(iso__periodic *p, bool state) {
     iso__action exact = {.kind = ISO__FULL, .group = ISO__ALL_GROUPS, .state = state};

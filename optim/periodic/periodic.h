@@ -275,24 +275,24 @@ iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__
 // Collective. Median ms of the first wire exchange, and of the last ISO__RECENT_STEPS steps without
 // waits; maximum over ranks.
 iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *step_ms);
-// Replaces *value by its mean over all ranks.
-iso_status iso__periodic_mean_number(iso__periodic *p, double *value);
 // Sets the parameters, and with `state` the optimizer state, of every rank to their mean.
 iso_status iso__periodic_finish(iso__periodic *p, bool state);
 // Waits for the exchanges under way and discards them.
 iso_status iso__periodic_drop(iso__periodic *p);
-void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out);
 // Waits for the exchanges under way and holds their means until the merge. If an exchange failed,
 // this call returns the error, and the merge then changes nothing.
 iso_status iso__periodic_hold(iso__periodic *p);
 // Allocates memory for the means of exchanges that are held.
 iso_status iso__periodic_reserve_mean(iso__periodic *p);
-
-// ---- periodic_show.c ------------------------------------------------------------------------------
-
 // Train hook: sets the parameters to the mean in evaluation mode, and to this rank's own in
 // training mode.
 iso_status iso__periodic_show(bool training, void *periodic);
+
+// ---- periodic_stats.c -----------------------------------------------------------------------------
+
+// Replaces *value by its mean over all ranks.
+iso_status iso__periodic_mean_number(iso__periodic *p, double *value);
+void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out);
 
 // ---- periodic_async.c -----------------------------------------------------------------------------
 //

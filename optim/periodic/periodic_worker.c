@@ -117,8 +117,8 @@ static void find_spans(const iso__periodic *p, const iso__server_part *shard, in
 
 // Applies op to the slices of a shard in parameters [first, last), which are mapped. message, at:
 // elements of each type, see visit_shard and find_spans. Returns whether all is finite.
-static bool apply(iso__periodic *p, const iso__server_part *shard, void *const message[2],
-                  slice_op op, int first, int last, const size_t before[2]) {
+static bool apply_slices(iso__periodic *p, const iso__server_part *shard, void *const message[2],
+                         slice_op op, int first, int last, const size_t before[2]) {
     size_t from, at[2] = {before[0], before[1]};
     size_t f64 = iso__flat_f64(iso__periodic_flat(p, 0, p->parameter_count));
     bool finite = true;
@@ -145,8 +145,8 @@ static iso_status visit_shard(iso__periodic *p, int rank, void *const message[2]
     find_spans(p, &shard, &first, &last, at);
     ISO_TRY(iso_data_parallel_finish(p->data_parallel));
     ISO_TRY(iso__periodic_map(p, first, last));
-    bool finite = apply(p, &shard, message, op, first, last, at);
-    if (finite && then) apply(p, &shard, message, then, first, last, at);
+    bool finite = apply_slices(p, &shard, message, op, first, last, at);
+    if (finite && then) apply_slices(p, &shard, message, then, first, last, at);
     if (put) ISO_TRY(iso__periodic_unmap(p, first, last));
     ISO_CHECK(finite, ISO_ERR_STATE,
               "rank %d: parameters are not finite: they were not pushed: try a lower learning rate",

@@ -135,6 +135,37 @@ Test(np2_daso_faults, exchange_that_fails_in_complete_is_given_up) {
     daso_close(&t);
 }
 
+// Each batch sends, and merges what the batch before it has sent. After a merge that failed, the
+// next exchange is under way, as the schedule says.
+Test(np2_daso_faults, a_heat_merge_that_fails_does_not_stop_the_next_exchange) {
+    trainer t;
+    iso_daso_stats stats;
+    daso_case c = heat_case_default(4);
+    c.train.hyper.lr = c.train.hyper.momentum = 0; // which would keep the NaN
+    c.heat_config.max_global_skips = 1;
+    c.heat_config.last_batch = 9;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 10));
+    iso_assert_ok(iso_daso_epoch_loss(t.optimizer, 1, true));
+    for (int step = 0; step < 8; step++) {
+        iso_parameter_list list;
+        iso_optimizer_zero_grad(t.optimizer);
+        iso_assert_ok(trainer_backward(&t, step));
+        iso_assert_ok(iso_data_parallel_finish(t.model));
+        iso_assert_ok(iso_module_parameters(t.model, &list));
+        iso_tensor *value = list.item[1]->value;
+        bool here = test_rank == 1 && step == 3;
+        float healthy = here ? tensor_swap(value, 0, NAN) : 0;
+        iso_status status = iso_optimizer_step(t.optimizer);
+        if (here) tensor_swap(value, 0, healthy);
+        iso_parameter_list_destroy(&list);
+        iso_assert_all((status < 0) == (step == 4));
+        iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
+        iso_assert_all(stats.pending);
+    }
+    daso_close(&t);
+}
+
 // A rank that no longer fits into f16 is as bad as one that is not finite: nothing is sent instead.
 Test(np2_daso_faults, f16_overflow_is_no_silent_infinity) {
     trainer t;
