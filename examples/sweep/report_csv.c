@@ -7,7 +7,7 @@
 
 // ---- Fields -------------------------------------------------------------------------------------
 
-static void text_field(FILE *to, const char *text) {
+void report_text_field(FILE *to, const char *text) {
     if (!text) return;
     if (!strpbrk(text, ",\"\r\n")) {
         fputs(text, to);
@@ -23,7 +23,7 @@ static void text_field(FILE *to, const char *text) {
 
 static void next_text(FILE *to, const char *text) {
     putc(',', to);
-    text_field(to, text);
+    report_text_field(to, text);
 }
 
 // An unknown number is an empty field.
@@ -57,7 +57,7 @@ void report_write_points(FILE *to, const report_groups *all) {
         const report_group *group = report_group_of(all, run);
         for (int64_t i = 0; i < run->point_count; i++) {
             const report_point *p = &run->points[i];
-            text_field(to, name_of(group, run));
+            report_text_field(to, name_of(group, run));
             number_fields(to,
                           (double[]){run->seed, p->step, p->seconds, p->bytes, p->train_loss,
                                      p->test_accuracy},
@@ -76,7 +76,7 @@ void report_write_syncs(FILE *to, const report_groups *all) {
         const report_group *group = report_group_of(all, run);
         for (int64_t i = 0; i < run->sync_count; i++) {
             const report_sync *s = &run->syncs[i];
-            text_field(to, name_of(group, run));
+            report_text_field(to, name_of(group, run));
             number_fields(to,
                           (double[]){run->seed, s->step, s->divergence, s->wait_ms, s->exchange_ms,
                                      s->period, s->wait},
@@ -89,7 +89,7 @@ void report_write_syncs(FILE *to, const report_groups *all) {
 
 // What is known of every run, whether it failed or not.
 static void begin_run(FILE *to, const report_groups *all, const report_run *run) {
-    text_field(to, name_of(report_group_of(all, run), run));
+    report_text_field(to, name_of(report_group_of(all, run), run));
     number_fields(to, &run->seed, 1);
     next_text(to, run->options);
 }
@@ -151,7 +151,7 @@ void report_write_runs(FILE *to, const report_groups *all) {
 // ---- Modes --------------------------------------------------------------------------------------
 
 static void begin_group(FILE *to, const report_groups *all, const report_group *group) {
-    text_field(to, group->name);
+    report_text_field(to, group->name);
     next_text(to, all->setups[group->setup].letter);
 }
 

@@ -131,7 +131,6 @@ static void write_number(FILE *to, double number) {
         putc(',', to);
 }
 
-// Names have no quotes or commas.
 void report_write_predicted(FILE *to, const report_groups *all) {
     const report_network *network = &all->study->network;
     forecast *order = sort_forecasts(all);
@@ -141,8 +140,9 @@ void report_write_predicted(FILE *to, const report_groups *all) {
     for (int64_t i = 0, place = 1; order && i < all->count; i++, place++) {
         const report_group *group = &all->groups[order[i].group];
         if (is_first(all, order, i)) place = 1;
-        fprintf(to, "%s,%s,%lld,%.10g,%.10g,%lld", group->name, all->setups[group->setup].letter,
-                (long long)place, network->rate, network->latency, (long long)group->count);
+        report_text_field(to, group->name);
+        fprintf(to, ",%s,%lld,%.10g,%.10g,%lld", all->setups[group->setup].letter, (long long)place,
+                network->rate, network->latency, (long long)group->count);
         write_number(to, stat_of(all, order[i].group, report_target_seconds).mean);
         write_number(to, order[i].target_seconds);
         write_number(to, stat_of(all, order[i].group, report_seconds).mean);

@@ -27,7 +27,7 @@ static bool is_default_line(const char *line) {
     const char *initial = s && s->initial ? s->initial : "not given";
     value += *value == ' ';
     size_t length = line_length(value);
-    return strncmp(value, "not given", length) == 0 ||
+    return (length == strlen("not given") && strncmp(value, "not given", length) == 0) ||
            (strlen(initial) == length && strncmp(value, initial, length) == 0);
 }
 

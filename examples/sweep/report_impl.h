@@ -7,6 +7,7 @@
 
 // ---- report_csv.c ----
 
+void report_text_field(FILE *to, const char *text); // quoted, if that is needed
 void report_write_points(FILE *to, const report_groups *all);
 void report_write_syncs(FILE *to, const report_groups *all);
 void report_write_runs(FILE *to, const report_groups *all);

@@ -73,6 +73,10 @@ static void end_bar(progress *p, const train_result *result) {
     const train_metrics *f = &result->metrics;
     char left[64];
     left_text(p->seconds, p->made, p->to_make, left);
+    if (result->already_finished) {
+        iso_progress_bar_finish(&p->bar, "was finished before");
+        return;
+    }
     iso_progress_bar_finish(&p->bar, "test accuracy %.2f %%  %.1f s  %.2f steps/s%s%s",
                             100 * f->test_accuracy, f->seconds, (double)result->steps / f->seconds,
                             left[0] ? ", " : "", left);
@@ -146,20 +150,24 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
     if (first) sweep_store_begin(self, continues);
     if (!train_all_well(begin_bar(p))) return false;
     p->began = iso_now();
-    p->step = 0;
+    p->step = p->first = 0;
     *failed = !train_once(self, p, &result);
+    if (!*failed && result.already_finished) p->first = steps_of(self, p->run);
     self->stopped = !*failed && result.stopped;
     if (self->stopped) {
         iso_progress_bar_finish(&p->bar, "stopped");
         if (first) sweep_store_tell_stopped();
         return false;
     }
-    if (*failed) sweep_resume_end(self, p->run); // it would only fail again
+    // One that diverged would only diverge again. Others may go on, as when a disk was full.
+    bool goes_on = *failed && self->checkpoint_every > 0 && !result.diverged;
+    if (*failed && !goes_on) sweep_resume_end(self, p->run);
     end_steps(p, *failed);
     if (*failed) {
         iso_progress_bar_finish(&p->bar, "failed");
         if (first) fprintf(stderr, "sweep: run %s failed\n", self->list.entries[p->run]->file);
-        return train_all_well(first ? sweep_store_fail(self, p->run, train_error_told()) : ISO_OK);
+        return train_all_well(first ? sweep_store_fail(self, p->run, train_error_told(), goes_on)
+                                    : ISO_OK);
     }
     end_bar(p, &result);
     if (!train_all_well(first ? sweep_store_finish(self, p->run) : ISO_OK)) return false;

@@ -100,8 +100,8 @@ void sweep_store_begin(const sweep *self, bool continues);
 // Local, on rank 0. Call it after a run: keeps its log, reads its results, and rewrites the report.
 iso_status sweep_store_finish(sweep *self, int run);
 // Local, on rank 0. Call it after a run that failed: adds the reason to its log, and rewrites the
-// report. The next sweep makes the run again.
-iso_status sweep_store_fail(sweep *self, int run, const char *reason);
+// report. The next sweep makes the run again. goes_on: from its state, with its log.
+iso_status sweep_store_fail(sweep *self, int run, const char *reason, bool goes_on);
 // Local, on any rank, before the job ends: the next sweep finds that the run failed, and makes it
 // after the others. Says nothing if that cannot be written.
 void sweep_store_lost(const sweep *self, int run, const char *reason);

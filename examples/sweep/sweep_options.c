@@ -254,9 +254,10 @@ static iso_status parse_runs(sweep *self, const command_line *line) {
 // Collective. ISO_ERR_MISMATCH where this rank has other runs than rank 0.
 static iso_status agree_on_runs(const sweep *self) {
     static char mine[LIST_ROOM], first[LIST_ROOM];
-    size_t used =
-        (size_t)snprintf(mine, sizeof(mine), "--out %s --target %.9g --baseline %s\n", self->folder,
-                         self->target, self->baseline ? self->baseline : "not given");
+    size_t used = (size_t)snprintf(
+        mine, sizeof(mine), "--out %s --target %.9g --baseline %s --checkpoint-every %lld\n",
+        self->folder, self->target, self->baseline ? self->baseline : "not given",
+        (long long)self->checkpoint_every);
     for (int i = 0; i < self->list.count && used < sizeof(mine); i++)
         used += (size_t)snprintf(mine + used, sizeof(mine) - used, "%s: %s\n",
                                  self->list.entries[i]->file, self->list.entries[i]->options);

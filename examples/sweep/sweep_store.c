@@ -72,6 +72,7 @@ const char *sweep_store_log(const sweep *self, int run) {
     pthread_mutex_lock(&files);
     snprintf(growing, sizeof(growing), "%s/.%s.jsonl.part", self->folder,
              self->list.entries[run]->file);
+    stays = self->checkpoint_every > 0;
     pthread_mutex_unlock(&files);
     return growing;
 }
@@ -85,7 +86,6 @@ const char *sweep_store_board(const sweep *self, int run) {
 
 void sweep_store_begin(const sweep *self, bool continues) {
     pthread_mutex_lock(&files);
-    stays = self->checkpoint_every > 0;
     if (!continues) unlink(growing); // of a sweep that was stopped
     say_farewell_later(self);
     pthread_mutex_unlock(&files);
@@ -308,9 +308,19 @@ iso_status sweep_store_finish(sweep *self, int run) {
     return status;
 }
 
-iso_status sweep_store_fail(sweep *self, int run, const char *reason) {
+// The run may go on, so its log stays where it is.
+static iso_status note_failed(sweep *self, int run, const char *reason) {
+    char path[PATH_MAX];
+    sweep_store_lost(self, run, reason);
+    TRY(result_path(self, run, ".failed", path));
+    report_run_free(&self->results[run]);
+    TRY(report_run_read(path, &self->results[run]));
+    return sweep_report(self);
+}
+
+iso_status sweep_store_fail(sweep *self, int run, const char *reason, bool goes_on) {
     pthread_mutex_lock(&files);
-    iso_status status = keep_failed(self, run, reason);
+    iso_status status = (goes_on ? note_failed : keep_failed)(self, run, reason);
     say_farewell_later(self);
     pthread_mutex_unlock(&files);
     return status;

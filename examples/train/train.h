@@ -58,7 +58,7 @@ typedef struct train_metrics {
 } train_metrics;
 
 typedef struct train_result {
-    bool already_finished; // the run to resume was complete: no other field is set
+    bool already_finished, diverged; // it was complete: no other field is set; it failed so
     bool stopped;          // by a signal, and its state is saved: no other field is set
     train_metrics metrics; // seconds and samples of the whole run
     int64_t steps, syncs;
@@ -200,7 +200,7 @@ typedef struct train_run {
     bool stopped, log_continues;      // by a signal, and saved; from earlier processes
     train_mark epoch_mark, eval_mark; // of the epoch; of the last eval
     int64_t sync_bytes;               // between nodes, that the strategy had sent at its last merge
-    bool told;                        // all ranks know the error that is returned
+    bool told, diverged;              // all ranks know the error that is returned; it diverged
     int locks;                        // locks taken before this run, see train_lock.h
     iso_progress_bar *bar;            // of the epoch; NULL: between epochs
     iso_json_log *log;                // rank 0's, if wanted

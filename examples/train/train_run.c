@@ -13,6 +13,7 @@
 // Marks an error that every rank gets: no rank waits for another, so rank 0 can print it.
 static iso_status mark_told(train_run *run, iso_status status) {
     run->told = status < 0 && status != ISO_ERR_TIMEOUT && status != ISO_ERR_MPI;
+    run->diverged = status == ISO_ERR_STATE; // a gradient, a loss or a parameter is not finite
     return status;
 }
 
@@ -384,12 +385,20 @@ static iso_status run_epoch(train_run *run, train_metrics *out) {
 
 // ---- The whole ----------------------------------------------------------------------------------
 
+// The number of steps with so many samples. A run may have skipped steps, or have been extended by
+// fewer than its mean is over.
+static int64_t steps_with(const train_run *run, double samples) {
+    const train_options *o = run->options;
+    return (int64_t)ceil(samples / (double)(o->batch * run->workers * o->accumulate));
+}
+
 static iso_status finish_run(train_run *run, train_metrics *metrics, train_result *out) {
     metrics->seconds = run->sum.seconds;
     metrics->samples = run->at.samples;
     double sum[2] = {run->sum.last_loss, run->sum.last_samples};
     TRY(iso_comm_allreduce_f64(run->world->comm, sum, 2, ISO_SUM));
     metrics->train_loss = sum[0] / sum[1];
+    out->loss_steps = smaller_of(train_last_steps(run), steps_with(run, sum[1]));
     TRY(iso_comm_allreduce_f64(run->world->comm, &metrics->seconds, 1, ISO_MAX));
     TRY(iso_strategy_finish(run->strategy, run->optimizer));
     TRY(mark_told(run, train_check_finite(run, "the training diverged", train_nan_advice(run))));
@@ -457,6 +466,7 @@ bool train_perform(const train_world *world, const train_options *options,
     } else if (good) {
         good = run_all(&run, out);
     }
+    out->diverged = run.diverged;
     train_teardown(&run);
     return good;
 }

@@ -200,12 +200,14 @@ static iso_status take_lock(const char *checkpoint, const char *option) {
     return train_lock_take(&(train_lock){checkpoint, path, "training run", option});
 }
 
-static iso_status check_outputs(const train_options *o) {
+static iso_status check_outputs(const train_run *run) {
+    const train_options *o = run->options;
     if (o->trace) TRY(train_output_check(o->trace, "trace"));
     if (o->checkpoint) TRY(train_output_check(o->checkpoint, "checkpoint"));
     if (o->checkpoint_best) TRY(train_output_check(o->checkpoint_best, "checkpoint-best"));
-    TRY(take_lock(o->checkpoint, "--checkpoint"));
-    TRY(take_lock(o->checkpoint_best, "--checkpoint-best"));
+    // A sweep has locked its folder.
+    if (run->locks == 0) TRY(take_lock(o->checkpoint, "--checkpoint"));
+    if (run->locks == 0) TRY(take_lock(o->checkpoint_best, "--checkpoint-best"));
     TRY(train_log_check(o));
     if (o->overwrite) return ISO_OK;
     if (!o->resume) TRY(refuse_file(o->checkpoint_best, "checkpoint-best"));
@@ -235,7 +237,7 @@ iso_status train_setup_local(train_run *run) {
     if (!run->step_ms || !run->step_wait_ms)
         return train_error(ISO_ERR_NOMEM, "out of memory for the times of steps");
     TRY(train_replay_read(run));
-    return run->world->rank == 0 ? check_outputs(options) : ISO_OK;
+    return run->world->rank == 0 ? check_outputs(run) : ISO_OK;
 }
 
 // ---- Shared -------------------------------------------------------------------------------------

@@ -84,7 +84,6 @@ static iso_status measure_run(train_run *run, train_result *out) {
     out->steps = run->at.step;
     out->skipped = run->skipped;
     out->differences = run->differences;
-    out->loss_steps = train_last_steps(run);
     out->period = run->seen.period;
     out->period_requested = run->seen.period_requested;
     out->wait = run->seen.wait;
