@@ -154,7 +154,7 @@ contains
         type(iso_reducer_update), intent(in) :: u
         real(c_float), pointer :: gradient(:), now(:) ! now: the corrections of the update's step
         call c_f_pointer(u%gradient, gradient, [u%count]); call c_f_pointer(u%hyper, now, [2])
-        call update(iso_update_offset(u, c_loc(param)), gradient, now); status = ISO_OK
+        call update(int(iso_update_offset(u, c_loc(param))), gradient, now); status = ISO_OK
     end function
 end module
 

@@ -4,6 +4,7 @@
 #include "optim/dp_state.h"
 
 #include <isotherm/trace.h>
+#include <math.h>
 
 static iso__base_optimizer *self_of(iso_optimizer *optimizer) {
     return iso_container_of(optimizer, iso__base_optimizer, base);
@@ -14,7 +15,30 @@ iso__base_optimizer *iso__optimizer_innermost(iso_optimizer *optimizer) {
     return optimizer->ops->update == iso__base_update ? self_of(optimizer) : NULL;
 }
 
+static iso_status check_finite(const iso__rule *rule, const iso_hyper *h) {
+    const struct {
+        const char *name;
+        double number;
+    } numbers[] = {{"learning rate", h->lr},
+                   {"momentum", h->momentum},
+                   {"dampening", h->dampening},
+                   {"weight decay", h->weight_decay},
+                   {"beta1", h->beta1},
+                   {"beta2", h->beta2},
+                   {"rho", h->rho},
+                   {"alpha", h->alpha},
+                   {"eps", h->eps},
+                   {"lr_decay", h->lr_decay},
+                   {"initial_accumulator_value", h->initial_accumulator_value},
+                   {"momentum_decay", h->momentum_decay}};
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        ISO_CHECK(isfinite(numbers[i].number), ISO_ERR_ARG, "%s: %s %g: give a finite number",
+                  rule->ops.name, numbers[i].name, numbers[i].number);
+    return ISO_OK;
+}
+
 iso_status iso__hyper_check(const iso__rule *rule, const iso_hyper *hyper) {
+    ISO_TRY(check_finite(rule, hyper));
     ISO_CHECK(hyper->lr >= 0, ISO_ERR_ARG, "%s: learning rate %g: give a number of at least 0",
               rule->ops.name, hyper->lr);
     ISO_CHECK(hyper->weight_decay >= 0, ISO_ERR_ARG,

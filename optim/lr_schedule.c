@@ -72,6 +72,8 @@ static iso_status check_numbers(const iso_schedule *s) {
         {"max_momentum", s->max_momentum},
         {"max_lr", s->max_lr},
         {"warmup_start", s->warmup_start},
+        {"div_factor", s->div_factor},
+        {"final_div_factor", s->final_div_factor},
         {"warmup_steps", (double)s->warmup_steps},
         {"interval", (double)s->interval},
     };
@@ -92,6 +94,10 @@ static iso_status check_kind(const iso_schedule *s) {
         ISO_CHECK(s->milestone_count >= 0 && (s->milestones || s->milestone_count == 0),
                   ISO_ERR_ARG, "multi-step schedule: %d milestones, but no list of them",
                   s->milestone_count);
+        for (int i = 0; i < s->milestone_count; i++)
+            ISO_CHECK(s->milestones[i] >= 0, ISO_ERR_ARG,
+                      "multi-step schedule: milestone %lld: give a step of at least 0",
+                      (long long)s->milestones[i]);
         break;
     case ISO_SCHEDULE_MULTIPLICATIVE:
     case ISO_SCHEDULE_LAMBDA:

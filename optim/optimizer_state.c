@@ -126,6 +126,8 @@ static iso_status check_groups(iso__base_optimizer *self) {
         mend_flag(&hyper->nesterov);
         mend_flag(&hyper->centered);
         mend_flag(&hyper->maximize);
+        ISO_CHECK(hyper->step >= 0, ISO_ERR_FORMAT, "%s: the saved step is %lld: it is damaged",
+                  rule->ops.name, (long long)hyper->step);
         ISO_TRY(iso__hyper_check(rule, hyper));
     }
     for (int i = 0; self->groups > 1 && i < self->count; i++)

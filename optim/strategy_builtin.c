@@ -96,10 +96,12 @@ static iso_status wrap_gradients(const iso_strategy_context *context, iso_module
     ISO_TRY_GOTO(
         iso_settings_read(context->settings, gradient_setting, COUNT(gradient_setting), &values));
     ISO_TRY_GOTO(choose_hook(&values, &chosen));
-    // Without the setting, the hook of the context stays.
+    // Without the settings, what the context has stays.
     if (!config.hook || iso_settings_has(context->settings, "wire")) config.hook = &chosen.hook;
-    config.zero = values.zero ? 1 : (int)values.zero_stage;
-    config.zero_scope = values.zero_scope == 1 ? ISO_SCOPE_NODE : ISO_SCOPE_WORLD;
+    if (iso_settings_has(context->settings, "zero")) config.zero = values.zero;
+    if (iso_settings_has(context->settings, "zero-stage")) config.zero = (int)values.zero_stage;
+    if (iso_settings_has(context->settings, "zero-scope"))
+        config.zero_scope = values.zero_scope == 1 ? ISO_SCOPE_NODE : ISO_SCOPE_WORLD;
     ISO_CHECK_GOTO(values.zero_scope == 0 || config.zero, ISO_ERR_ARG,
                    "--zero-scope node divides nothing without ZeRO: give --zero or --zero-stage");
     ISO_TRY(iso_data_parallel_create_take(module, context->comm, &config, out));

@@ -1286,6 +1286,7 @@ contains
         type(engine), intent(inout) :: in
         type(applier), pointer, intent(in) :: gone
         type(applier), pointer :: before, freed
+        if (.not. associated(gone)) return ! an optimizer of the library has none
         freed => gone
         if (associated(in%appliers, freed)) then
             in%appliers => freed%next
@@ -1385,12 +1386,15 @@ contains
 
     ! For an optimizer whose state is in arrays like the program's: the number of elements before
     ! update%value in the array at `array`, its c_loc.
-    integer(c_int) function iso_update_offset(update, array) result(elements)
+    integer(c_intptr_t) function iso_update_offset(update, array) result(elements)
         type(iso_reducer_update), intent(in) :: update
         type(c_ptr), intent(in) :: array
-        integer(c_intptr_t) :: bytes
+        integer(c_intptr_t) :: bytes, size
         bytes = transfer(update%value, bytes) - transfer(array, bytes)
-        elements = int(bytes / merge(4, 8, update%dtype == ISO_F32), c_int)
+        size = 2 ! ISO_BF16 and ISO_F16
+        if (update%dtype == ISO_F32) size = 4
+        if (update%dtype == ISO_F64) size = 8
+        elements = bytes / size
     end function
 
     ! params: the parameters to update; all if absent.
@@ -1439,6 +1443,7 @@ contains
         status = c_set_apply_piece(reducer%engine%handle, int(id, c_int), function)
         if (status < 0) return
         mine => find(reducer%engine, id)
+        if (.not. associated(mine)) return
         mine%apply_piece => null()
         if (present(apply_piece)) mine%apply_piece => apply_piece
     end function

@@ -20,7 +20,8 @@ typedef struct iso_gradient {
     iso_dtype dtype;
 } iso_gradient;
 // Replaces the library's reduction (pytorch-pfn-extras: reduce_function). Called on every rank,
-// once per synchronised backward, with all gradients. It must leave the averages in place.
+// once per synchronised backward, with all gradients. It must leave the averages in place. A
+// gradient that this rank lacks is zero, which is no error.
 typedef iso_status (*iso_reduce_function)(const iso_gradient *gradients, int count, iso_comm *comm,
                                           void *user);
 

@@ -404,8 +404,8 @@ iso_status iso_reducer_get_sum(iso_reducer *reducer, int k, double *sum);
 // exchanged (`local`) are divided by this rank's own weight.
 //
 // Averages cannot be added to sums. So a second backward after an exchange, without a step or
-// iso_reducer_zero_grad in between, is ISO_ERR_STATE, as it is with ISO_AVERAGE_SUM. With
-// config.by_weight, iso_reducer_set_weight is ISO_ERR_STATE, too.
+// iso_reducer_zero_grad in between, is ISO_ERR_STATE. With config.by_weight, iso_reducer_set_weight
+// is ISO_ERR_STATE.
 iso_status iso_reducer_add_weight(iso_reducer *reducer, double weight);
 
 // ---- Uneven inputs (see join.h) ---------------------------------------------------------------------

@@ -309,8 +309,9 @@ static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__pa
                             iso__periodic_exchange **sent) {
     switch (action->kind) {
     case ISO__SEND:
+        ISO_TRY(send_parameters(p, &p->exchange[action->exchange], payload, action));
         *sent = &p->exchange[action->exchange];
-        return send_parameters(p, *sent, payload, action);
+        return ISO_OK;
     case ISO__MERGE: return merge_exchange(p, action);
     case ISO__FULL: ISO_TRY(average_fully(p, action, *sent)); break;
     case ISO__NODE_AVERAGE: return iso__periodic_node_average(p);
@@ -327,19 +328,24 @@ static double reducer_wait_ms(const iso__periodic *p) {
     return stats.wait_ms;
 }
 
-// An action has failed on all ranks. The schedule counts on the full averages behind it, and on the
-// scope. After a time-out no rank waits again. Returns the error of before.
+// An action has failed on all ranks. The schedule counts on the exchanges and full averages behind
+// it, and on the scope. What is in a node may not be finite, and is not spread there. After a
+// time-out no rank waits again. Returns the error of before.
 static iso_status finish_failed(iso__periodic *p, const iso__sync_plan *plan, int next,
-                                iso_status status) {
-    iso__periodic_exchange *sent = NULL;
+                                iso__payload payload, iso__periodic_exchange *sent) {
     iso_error record = *iso_last_error();
-    if (status == ISO_ERR_TIMEOUT) return status;
-    for (int i = next; i < plan->count; i++)
-        if (plan->action[i].kind == ISO__FULL)
-            (void)carry_out(p, &plan->action[i], ISO__PAYLOAD_WIRE, &sent);
-    (void)iso__periodic_set_scope(p, plan->next);
+    iso_status status = record.code;
+    bool whole = false;
+    for (int i = next; i < plan->count && status != ISO_ERR_TIMEOUT; i++) {
+        iso__action_kind kind = plan->action[i].kind;
+        bool exchanges = kind == ISO__SEND || kind == ISO__MERGE || kind == ISO__FULL;
+        if (!exchanges && !whole) continue;
+        status = carry_out(p, &plan->action[i], payload, &sent);
+        whole = whole || (kind == ISO__FULL && status == ISO_OK);
+    }
+    if (status != ISO_ERR_TIMEOUT) (void)iso__periodic_set_scope(p, plan->next);
     iso__error_restore(&record);
-    return status;
+    return record.code;
 }
 
 iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__payload payload) {
@@ -348,7 +354,7 @@ iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__
     if (plan->count > 0) ISO_TRY(iso_data_parallel_finish(p->data_parallel));
     for (int i = 0; i < plan->count; i++) {
         iso_status status = carry_out(p, &plan->action[i], payload, &sent);
-        if (status < 0) status = finish_failed(p, plan, i + 1, status);
+        if (status < 0) status = finish_failed(p, plan, i + 1, payload, sent);
         ISO_TRY(status);
     }
     ISO_TRY(poll_exchanges(p));

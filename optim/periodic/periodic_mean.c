@@ -151,8 +151,8 @@ iso_status iso__periodic_mean_shards(iso__periodic *p) {
 // each update.
 iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm) {
     iso__base_optimizer *core = iso__optimizer_innermost(p->inner);
-    double *step = p->steps, *product = p->steps + core->count;
     if (!p->steps) return ISO_OK;
+    double *step = p->steps, *product = step + core->count;
     for (int i = 0; i < core->count; i++) {
         step[i] = (double)core->slot[i].step;
         product[i] = -core->slot[i].product;

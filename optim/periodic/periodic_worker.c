@@ -304,19 +304,24 @@ iso_status iso__worker_begin(iso__periodic *p) {
 
 // ---- Where ranks meet -------------------------------------------------------------------------------
 
-// Takes the last answers, and makes the last changes. Only this rank may fail in it, and the others
-// must not wait for its push.
-static iso_status prepare_pushes(iso__periodic *p, bool failed) {
-    iso_status mine = pull_all(p, ISO__SERVER_WAIT_SERVING);
-    if (mine == ISO_OK && !failed) mine = for_each_shard(p, take_changes);
-    return mine == ISO_ERR_TIMEOUT ? mine : iso_comm_agree(p->comm, mine);
+// A rank that fails alone pushes nothing, but takes part: the others wait for its push, and learn
+// of its error where they have met.
+static iso_status clear_changes(iso__periodic *p, int rank) {
+    iso__server *server = p->worker->server;
+    iso__server_part shard = iso__server_shard(server, rank);
+    for (int k = 0; k < 2; k++)
+        if (shard.count[k] > 0)
+            memset(iso__server_changes(server, rank, k), 0, bytes_of(k, shard.count[k]));
+    return ISO_OK;
 }
 
-static iso_status meet_ranks(iso__periodic *p, bool failed) {
+static iso_status meet_ranks(iso__periodic *p, bool failed, iso_status *mine) {
     iso__worker *w = p->worker;
     if (iso__events_repeat(&w->events)) ISO_TRY(repeat_events(p));
     ISO_TRY(iso__server_gather(w->server, &failed));
-    ISO_TRY(prepare_pushes(p, failed));
+    ISO_TRY(pull_all(p, ISO__SERVER_WAIT_SERVING));
+    if (!failed) *mine = for_each_shard(p, take_changes);
+    if (*mine < 0) ISO_TRY(for_each_shard(p, clear_changes));
     ISO_TRY(iso__server_finish(w->server, failed));
     return failed ? ISO_OK : for_each_shard(p, merge_answer);
 }
@@ -334,7 +339,7 @@ static iso_status meet_workers(iso__periodic *p) {
     iso__server_traffic(w->server, &before);
     iso_status mine = for_each_shard(p, look_at);
     w->meets = true;
-    iso_status status = meet_ranks(p, mine < 0);
+    iso_status status = meet_ranks(p, mine < 0, &mine);
     w->meets = false;
     w->lost = status < 0; // a rank has not come, or MPI failed
     ISO_TRY(status);

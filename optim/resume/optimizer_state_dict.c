@@ -173,6 +173,29 @@ static iso_status take_entries(iso_device *device, const iso_state *state,
     return ISO_OK;
 }
 
+// A number of dict; `otherwise` where it has none of that name.
+static iso_status read_number(const iso_state_dict *dict, const char *name, double otherwise,
+                              double *out) {
+    iso_tensor *tensor = iso_state_dict_find(dict, name);
+    void *host;
+    *out = otherwise;
+    if (!tensor || iso_tensor_count(tensor) != 1) return ISO_OK;
+    iso_dtype dtype = iso_tensor_dtype(tensor);
+    ISO_TRY(iso_tensor_map(tensor, ISO_READ, &host));
+    if (dtype == ISO_I64) *out = (double)*(const int64_t *)host;
+    if (dtype == ISO_F64) *out = *(const double *)host;
+    if (dtype == ISO_F32) *out = (double)*(const float *)host;
+    return iso_tensor_unmap(tensor);
+}
+
+// SGD's first update would overwrite a momentum that is loaded. PyTorch counts no steps of SGD.
+static bool has_momentum(const iso__base_optimizer *core, const iso__slot *slot,
+                         const iso_state_dict *given) {
+    char name[NAME_ROOM];
+    snprintf(name, sizeof(name), "state.%s.momentum_buffer", slot->name);
+    return iso__rule_of(core) == &iso__rule_sgd && iso_state_dict_find(given, name);
+}
+
 // For a dict without steps, from a version that did not count them: -1 stands for the step of the
 // group. If dict lacks that too, steps stay as they are.
 static iso_status presume_steps(const iso__base_optimizer *core, const iso_state *state,
@@ -181,8 +204,13 @@ static iso_status presume_steps(const iso__base_optimizer *core, const iso_state
     for (int i = 0, k = 0; i < own->count; i++) {
         const iso_named_tensor *item = &own->item[i];
         if (!state->array[ISO_STATE_SHARED][i].optional) continue;
-        snprintf(name, sizeof(name), "param_groups.%d.step", core->slot[k++].group);
-        if (iso_state_dict_find(given, name))
+        const iso__slot *slot = &core->slot[k++];
+        double step;
+        snprintf(name, sizeof(name), "param_groups.%d.step", slot->group);
+        ISO_TRY(read_number(given, name, 0, &step));
+        if (step < 1 && slot->step < 1 && has_momentum(core, slot, given))
+            ISO_TRY(add_step(core->module->device, item->name, 1, given));
+        else if (iso_state_dict_find(given, name))
             ISO_TRY(add_step(core->module->device, item->name, -1, given));
         else
             ISO_TRY(iso_state_dict_add(given, item->name, item->tensor));
@@ -202,21 +230,6 @@ static iso_status accept_steps(const iso__base_optimizer *core, const iso_state 
 // ---- State that no update uses ------------------------------------------------------------------
 // For example momentum_buffer of SGD without momentum: PyTorch has no such entry, this library
 // zeros.
-
-// A number of dict; `otherwise` where it has none of that name.
-static iso_status read_number(const iso_state_dict *dict, const char *name, double otherwise,
-                              double *out) {
-    iso_tensor *tensor = iso_state_dict_find(dict, name);
-    void *host;
-    *out = otherwise;
-    if (!tensor || iso_tensor_count(tensor) != 1) return ISO_OK;
-    iso_dtype dtype = iso_tensor_dtype(tensor);
-    ISO_TRY(iso_tensor_map(tensor, ISO_READ, &host));
-    if (dtype == ISO_I64) *out = (double)*(const int64_t *)host;
-    if (dtype == ISO_F64) *out = *(const double *)host;
-    if (dtype == ISO_F32) *out = (double)*(const float *)host;
-    return iso_tensor_unmap(tensor);
-}
 
 // The group's hyperparameters after dict is loaded; only those by which rules choose their state.
 static iso_status coming_hyper(iso__base_optimizer *core, int group, const iso_state_dict *dict,

@@ -6,6 +6,7 @@
 
 #include <isotherm/trace.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 
 // ---- Calls -------------------------------------------------------------------------------------
 
@@ -31,22 +32,26 @@ static iso_status push_call(iso_module *module, iso_call **out) {
 }
 
 // A backward may skip what has nothing to train. The calls that it skips stay on the stacks of
-// their modules, which may also be used elsewhere. So each call has a number, and a backward undoes
-// only calls that its own forward made.
-static _Thread_local uint64_t newest; // the number of the newest call
-static _Thread_local uint64_t undone =
-    UINT64_MAX; // calls above it are not for the backward that runs
+// their modules, which may also be used elsewhere. So calls are numbered, and a backward undoes
+// only those that its own forward made, or that it has made itself to recompute something.
+static atomic_uint_fast64_t newest; // the number of the newest call
+typedef struct range {
+    uint64_t last, again; // calls up to the first, and from the second on
+} range;
+static _Thread_local range undone = {UINT64_MAX, UINT64_MAX}; // of the backward that runs
 
 iso_call *iso__module_top_call(iso_module *module) {
     int *depth = &module->call_depth;
-    while (*depth > 0 && module->call[*depth - 1]->first > undone) --*depth;
-    return *depth > 0 ? module->call[*depth - 1] : NULL;
+    for (; *depth > 0; --*depth) {
+        iso_call *call = module->call[*depth - 1];
+        if (call->first <= undone.last || call->first >= undone.again) return call;
+    }
+    return NULL;
 }
 
-// The calls of a forward inside a backward, which recomputes something, are for that backward.
-static void end_call(iso_call *call) {
-    call->last = newest;
-    if (undone != UINT64_MAX) undone = newest;
+static void begin_call(iso_call *call) {
+    call->first = atomic_fetch_add(&newest, 1) + 1;
+    if (call->first < undone.again) undone.again = call->first;
 }
 
 static void drop_calls(iso_module *module) {
@@ -142,12 +147,12 @@ static iso_status call_module(iso_module *child, iso_activation activation, cons
     set_type(child, iso__type_of(in->item, in->count));
     call->activation = activation;
     call->number = child->training ? ++child->forward_number : 0;
-    call->first = ++newest;
+    begin_call(call);
     traced span;
     trace_begin(&span, child, "forward");
     iso_status status = forward_module(child, call, in);
     trace_end(&span);
-    end_call(call);
+    call->last = atomic_load(&newest);
     if (status == ISO_OK) status = run_after_forward(child, in->item[0], call->result);
     if (status < 0) child->call_depth--; // so that a backward after a failed forward is refused
     ISO_TRY(status);
@@ -341,8 +346,8 @@ iso_status iso_module_call_backward_many(iso_module *child, const iso_tensors *g
     ISO_CHECK(call, ISO_ERR_STATE, "backward of %s without a forward before it%s",
               iso__module_label(child, label),
               child->backward_failed ? ": the last backward failed, so call forward again" : "");
-    uint64_t outside = undone;
-    undone = call->last;
+    range outside = undone;
+    undone = (range){call->last, UINT64_MAX};
     child->call_depth--;
     child->backward_failed = true; // reset on success
     iso_status status = run_backward(child, call, grad_out, wanted, grad_in);

@@ -339,7 +339,10 @@ static void note_samples(iso_join *join, const census *c, int64_t samples) {
 // run without a join.
 static iso_status weigh_rank(iso_join *join) {
     double weight = join->mine > 0, total = 0;
-    if (join->config.divisor != ISO_JOIN_INITIAL) total = join->contributors;
+    // In the other modes all ranks have data, and those of a node may average alone.
+    bool effective =
+        join->config.divisor == ISO_JOIN_EFFECTIVE && join->config.mode == ISO_JOIN_SHADOW;
+    if (effective || join->config.divisor == ISO_JOIN_SAMPLES) total = join->contributors;
     if (join->config.divisor == ISO_JOIN_SAMPLES && join->mine > 0) {
         double mean = (double)join->all_samples / (double)(join->steps * join->contributors);
         weight = (double)join->samples / (double)join->mine / mean;

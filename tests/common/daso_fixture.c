@@ -2,6 +2,7 @@
 // For tests of periodic training: opening real runs of daso and daso_heat, and holding them against
 // the serial model.
 #include "common/daso_fixture.h"
+#include "common/tensor_access.h"
 #include "common/mpi_fixture.h"
 
 #include <criterion/criterion.h>
@@ -260,4 +261,33 @@ uint64_t daso_end_of(const daso_case *c, int stop, int end) {
     iso_assert_ok(daso_own_hash(&t, &hash));
     daso_close(&t);
     return hash;
+}
+
+// ---- Faults ----------------------------------------------------------------------------------------
+
+float daso_swap_last(trainer *t, float value) {
+    iso_parameter_list list;
+    if (iso_data_parallel_finish(t->model) < 0) return NAN;
+    if (iso_module_parameters(t->model, &list) < 0) return NAN;
+    iso_tensor *last = list.item[list.count - 1]->value;
+    float before = tensor_swap(last, iso_tensor_count(last) - 1, value);
+    iso_parameter_list_destroy(&list);
+    return before;
+}
+
+iso_status daso_poisoned_step(trainer *t, int step, bool here, float value) {
+    iso_optimizer_zero_grad(t->optimizer);
+    iso_status status = trainer_backward(t, step);
+    float healthy = 0;
+    if (status < 0 || iso_data_parallel_finish(t->model) < 0) return ISO_ERR_STATE;
+    if (here) healthy = daso_swap_last(t, value);
+    status = iso_optimizer_step(t->optimizer);
+    if (here) daso_swap_last(t, healthy);
+    return status;
+}
+
+bool daso_same_status(iso_status status) {
+    int both[2] = {(int)status, -(int)status};
+    MPI_Allreduce(MPI_IN_PLACE, both, 2, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    return both[0] == -both[1];
 }

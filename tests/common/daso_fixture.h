@@ -36,8 +36,8 @@ bool daso_refused(const daso_case *c, iso_status expected, const char *said);
 // Collective. Saves the complete state of step `step` to resume_path of resume_fixture.h, or loads
 // the newest one there.
 iso_status daso_exchange_state(trainer *t, int64_t step, bool save);
-// Collective. The hash of this rank's parameters after `end` steps. stop: after so many steps the run
-// is saved, and goes on in a new one; 0: it is not.
+// Collective. The hash of this rank's parameters after `end` steps. stop: after so many steps the
+// run is saved, and goes on in a new one; 0: it is not.
 uint64_t daso_end_of(const daso_case *c, int stop, int end);
 iso_status daso_model_open(daso_model *m, const trainer *t, const daso_case *c);
 
@@ -57,6 +57,14 @@ bool daso_equal(trainer *t);
 iso_status daso_hash(MPI_Comm mpi_comm, const daso_case *c, int look, uint64_t *out);
 // trainer_step after the delay of c.
 iso_status daso_delayed_step(trainer *t, const daso_case *c, int step);
+
+// Sets the last value of the last parameter, whose exchange is complete. Returns the value before;
+// NaN: it failed.
+float daso_swap_last(trainer *t, float value);
+// One step in which `value` stands there from backward until step() returns, if `here`.
+iso_status daso_poisoned_step(trainer *t, int step, bool here, float value);
+// Collective. Whether all ranks have the same status.
+bool daso_same_status(iso_status status);
 
 // Adds amount * (k mod 7) to element k of the trainable parameters taken as one array. Replaces
 // training if lr is 0, so that the result of a merge is known in closed form.

@@ -21,35 +21,6 @@ TestSuite(np4_daso_faults, .init = test_mpi_setup, .fini = test_mpi_teardown, .t
 
 // ---- Values that are not finite -------------------------------------------------------------------
 
-// The last value of the last parameter, whose exchange is complete, becomes another.
-static float swap_last(trainer *t, float value) {
-    iso_parameter_list list;
-    if (iso_data_parallel_finish(t->model) < 0) return NAN;
-    if (iso_module_parameters(t->model, &list) < 0) return NAN;
-    iso_tensor *last = list.item[list.count - 1]->value;
-    float before = tensor_swap(last, iso_tensor_count(last) - 1, value);
-    iso_parameter_list_destroy(&list);
-    return before;
-}
-
-// One step in which `value` stands in a parameter from backward until step() returns.
-static iso_status poisoned_step(trainer *t, int step, bool here, float value) {
-    iso_optimizer_zero_grad(t->optimizer);
-    iso_status status = trainer_backward(t, step);
-    float healthy = 0;
-    if (status < 0 || iso_data_parallel_finish(t->model) < 0) return ISO_ERR_STATE;
-    if (here) healthy = swap_last(t, value);
-    status = iso_optimizer_step(t->optimizer);
-    if (here) swap_last(t, healthy);
-    return status;
-}
-
-static bool same_status_everywhere(iso_status status) {
-    int both[2] = {(int)status, -(int)status};
-    MPI_Allreduce(MPI_IN_PLACE, both, 2, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    return both[0] == -both[1];
-}
-
 // Whether the message of the last error names one of these ranks.
 static bool names_rank_in(int first, int count) {
     char name[16];
@@ -75,8 +46,8 @@ static void fails_everywhere(const daso_case *c, int node, float value) {
     for (int step = 3; step < 4 + (int)c->daso.batches_to_wait; step++) {
         bool fails = step == 3 + (int)c->daso.batches_to_wait;
         iso_status status =
-            step == 3 ? poisoned_step(&t, step, here, value) : trainer_step(&t, step, NULL);
-        iso_assert_all(same_status_everywhere(status));
+            step == 3 ? daso_poisoned_step(&t, step, here, value) : trainer_step(&t, step, NULL);
+        iso_assert_all(daso_same_status(status));
         iso_assert_all((status < 0) == fails);
     }
     iso_assert_all(names_rank_in(node * size, size));
@@ -125,44 +96,13 @@ Test(np2_daso_faults, exchange_that_fails_in_complete_is_given_up) {
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     iso_assert_ok(trainer_train(&t, 3));
     iso_assert_ok(daso_own_hash(&t, &before));
-    iso_assert_ok(poisoned_step(&t, 3, test_rank == 1, NAN));
+    iso_assert_ok(daso_poisoned_step(&t, 3, test_rank == 1, NAN));
     iso_assert_all(iso_daso_complete(t.optimizer) < 0 && names_rank_in(1, 1));
     iso_assert_ok(iso_daso_complete(t.optimizer));
     for (int step = 4; step < 10; step++) iso_assert_ok(trainer_step(&t, step, NULL));
     iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
     iso_assert_ok(daso_own_hash(&t, &after));
     iso_assert_all(stats.syncs == 1 && after == before);
-    daso_close(&t);
-}
-
-// Each batch sends, and merges what the batch before it has sent. After a merge that failed, the
-// next exchange is under way, as the schedule says.
-Test(np2_daso_faults, a_heat_merge_that_fails_does_not_stop_the_next_exchange) {
-    trainer t;
-    iso_daso_stats stats;
-    daso_case c = heat_case_default(4);
-    c.train.hyper.lr = c.train.hyper.momentum = 0; // which would keep the NaN
-    c.heat_config.max_global_skips = 1;
-    c.heat_config.last_batch = 9;
-    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    iso_assert_ok(trainer_train(&t, 10));
-    iso_assert_ok(iso_daso_epoch_loss(t.optimizer, 1, true));
-    for (int step = 0; step < 8; step++) {
-        iso_parameter_list list;
-        iso_optimizer_zero_grad(t.optimizer);
-        iso_assert_ok(trainer_backward(&t, step));
-        iso_assert_ok(iso_data_parallel_finish(t.model));
-        iso_assert_ok(iso_module_parameters(t.model, &list));
-        iso_tensor *value = list.item[1]->value;
-        bool here = test_rank == 1 && step == 3;
-        float healthy = here ? tensor_swap(value, 0, NAN) : 0;
-        iso_status status = iso_optimizer_step(t.optimizer);
-        if (here) tensor_swap(value, 0, healthy);
-        iso_parameter_list_destroy(&list);
-        iso_assert_all((status < 0) == (step == 4));
-        iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
-        iso_assert_all(stats.pending);
-    }
     daso_close(&t);
 }
 
@@ -173,9 +113,9 @@ Test(np2_daso_faults, f16_overflow_is_no_silent_infinity) {
     c.daso.wire = ISO_WIRE_F16;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     iso_assert_ok(trainer_train(&t, 3));
-    iso_status status = poisoned_step(&t, 3, test_rank == 1, 1e6f);
-    iso_assert_all(same_status_everywhere(status));
-    iso_assert_all(isfinite(swap_last(&t, 0)));
+    iso_status status = daso_poisoned_step(&t, 3, test_rank == 1, 1e6f);
+    iso_assert_all(daso_same_status(status));
+    iso_assert_all(isfinite(daso_swap_last(&t, 0)));
     daso_close(&t);
 }
 
@@ -212,7 +152,7 @@ static void survives_each(iso_status (*work)(trainer *), trainer *t) {
         iso_status status = work(t);
         more = test_rank == 1 && calls_to_failure < 0;
         calls_to_failure = -1;
-        iso_assert_all(same_status_everywhere(status));
+        iso_assert_all(daso_same_status(status));
         MPI_Allreduce(MPI_IN_PLACE, &more, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
         iso_assert_all((status == ISO_ERR_NOMEM) == more);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Uneven inputs, the rules: throw, equalise, disabled, how many reductions, leaving early, ranks
 // that fail, and what is refused.
+#include "common/daso_fixture.h"
 #include "common/join_fixture.h"
 #include "common/mpi_fixture.h"
 
@@ -326,6 +327,28 @@ Test(np2_join_rules, what_cannot_be_weighted_is_refused) {
     iso_assert_ok(uneven_create(&t, test_comm, &u));
     iso_assert_all(begin(&t, config) == ISO_ERR_UNSUPPORTED && said("scope"));
     trainer_destroy(&t);
+}
+
+// Each rank is a node, and averages alone: where all ranks have data, they are the effective ones.
+Test(np2_join_rules, the_effective_ranks_of_a_node_are_its_own) {
+    uint64_t hash[2];
+    setenv("ISO_RANKS_PER_NODE", "1", 1);
+    for (int i = 0; i < 2; i++) {
+        uneven u = uneven_default();
+        trainer t;
+        iso_status ended;
+        int steps;
+        u.train.adjust = with_node_scope;
+        u.batches[0] = 4, u.batches[1] = 6;
+        u.join.mode = ISO_JOIN_EQUALISE;
+        u.join.divisor = i ? ISO_JOIN_EFFECTIVE : ISO_JOIN_INITIAL;
+        iso_assert_ok(uneven_create(&t, test_comm, &u));
+        iso_assert_ok(uneven_loop(&t, &u, &ended, &steps));
+        iso_assert_all(steps > 1);
+        iso_assert_ok(daso_own_hash(&t, &hash[i]));
+        trainer_destroy(&t);
+    }
+    iso_assert_all(hash[0] == hash[1]);
 }
 
 static iso_status build_sync_norm(iso_device *device, bool dropout, iso_module **out) {

@@ -3,6 +3,8 @@
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 
+#include <isotherm/optim.h>
+
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -181,18 +183,59 @@ Test(np2_no_sync, a_second_backward_that_adds_to_sums_is_refused) {
     trainer_destroy(&t);
 }
 
-// The same with the engine alone.
-Test(np2_no_sync, a_second_report_that_adds_to_sums_is_refused) {
+// The engine cannot know whether a program adds to sums or, as here, has put them into use and
+// writes new gradients.
+Test(np2_no_sync, the_engine_sums_what_is_written_anew) {
     float value[4] = {0};
     iso_reducer *r;
     const iso_reducer_param param = {.name = "w", .value = value, .count = 4, .dtype = ISO_F32};
     const iso_reducer_config config = {.average = ISO_AVERAGE_SUM};
     iso_assert_ok(iso_reducer_create(test_comm, &param, 1, &config, &r));
-    iso_assert_ok(iso_reducer_grad_ready(r, 0));
-    iso_assert_ok(iso_reducer_finish(r));
-    iso_assert_all(iso_reducer_grad_ready(r, 0) == ISO_ERR_STATE);
-    iso_reducer_zero_grad(r);
-    iso_assert_ok(iso_reducer_grad_ready(r, 0));
-    iso_assert_ok(iso_reducer_finish(r));
+    for (int step = 1; step < 4; step++) {
+        float *gradient = iso_reducer_grad(r, 0);
+        for (int k = 0; k < 4; k++) gradient[k] = (float)(step * (k + 1));
+        iso_assert_ok(iso_reducer_grad_ready(r, 0));
+        iso_assert_ok(iso_reducer_finish(r));
+        for (int k = 0; k < 4; k++) iso_assert_all(gradient[k] == (float)(2 * step * (k + 1)));
+    }
+    iso_reducer_destroy(&r);
+}
+
+// A parameter that is cut is reported once, too, as a whole.
+Test(np2_no_sync, a_cut_gradient_is_reported_once) {
+    static float value[64 * 64];
+    iso_reducer *r;
+    const iso_reducer_param param = {
+        .name = "w", .value = value, .count = 64 * 64, .dtype = ISO_F32, .row = 64};
+    const iso_reducer_config config = {.piece_bytes = 2048};
+    iso_assert_ok(iso_reducer_create(test_comm, &param, 1, &config, &r));
+    iso_assert_all(iso_reducer_pieces(r, 0) > 2);
+    for (int step = 0; step < 2; step++) {
+        for (int k = 1; k < iso_reducer_pieces(r, 0); k += 2) // some by themselves
+            iso_assert_ok(iso_reducer_piece_ready(r, 0, k));
+        iso_assert_ok(iso_reducer_grad_ready(r, 0));
+        iso_assert_all(iso_reducer_grad_ready(r, 0) == ISO_ERR_STATE);
+        iso_assert_ok(iso_reducer_finish(r));
+    }
+    iso_reducer_destroy(&r);
+}
+
+// Those of a layer, too, are this rank's own until they are averaged.
+Test(np2_no_sync, a_layer_is_not_averaged_by_itself) {
+    static float value[8];
+    iso_reducer *r;
+    iso_optimizer *optimizer;
+    iso_hyper hyper = iso_hyper_default(ISO_SGD);
+    const iso_reducer_param param = {.name = "w", .value = value, .count = 8, .dtype = ISO_F32};
+    const iso_reducer_config config = {.sync = ISO_SYNC_EXPLICIT};
+    iso_assert_ok(iso_reducer_create(test_comm, &param, 1, &config, &r));
+    iso_assert_ok(iso_reducer_set_optimizer(r, ISO_SGD, &hyper, NULL, 0, &optimizer));
+    iso_assert_ok(iso_reducer_layer_ready(r, 0));
+    iso_assert_ok(iso_reducer_all_reduce(r));
+    iso_assert_ok(iso_reducer_layer_ready(r, 0));
+    iso_assert_all(iso_optimizer_step(optimizer) == ISO_ERR_STATE);
+    iso_assert_ok(iso_reducer_shadow(r)); // in place of that backward
+    iso_assert_ok(iso_optimizer_step(optimizer));
+    iso_optimizer_destroy(&optimizer);
     iso_reducer_destroy(&r);
 }

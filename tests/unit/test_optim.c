@@ -352,6 +352,10 @@ Test(optim, hyperparameters_that_torch_refuses_are_refused) {
         REFUSED(kind, "rate nan", hyper.lr = NAN);
         REFUSED(kind, "decay -1", hyper.weight_decay = -1);
     }
+    REFUSED(ISO_SGD, "rate inf", hyper.lr = INFINITY);
+    REFUSED(ISO_SGD, "dampening nan", hyper.momentum = 0.9, hyper.dampening = NAN);
+    REFUSED(ISO_ADAM, "decay inf", hyper.weight_decay = INFINITY);
+    REFUSED(ISO_NADAM, "momentum_decay inf", hyper.momentum_decay = INFINITY);
     REFUSED(ISO_SGD, "momentum -0.1", hyper.momentum = -0.1);
     REFUSED(ISO_SGD, "Nesterov", hyper.nesterov = true);
     REFUSED(ISO_SGD, "Nesterov", hyper.nesterov = true, hyper.momentum = hyper.dampening = 0.5);

@@ -227,6 +227,35 @@ static void go_on_without(iso_optimizer_kind kind, const char *a, const char *b)
     destroy(&second);
 }
 
+// PyTorch counts no steps of SGD. The momentum that is loaded is not that of a first update.
+Test(optimizer_state_dict, momentum_counts_without_a_number_of_steps) {
+    for (int zero = 0; zero < 2; zero++) {
+        training first = create(ISO_SGD, 1, ISO_F32, 1), second = create(ISO_SGD, 1, ISO_F32, 2);
+        train(&first, 0, 3);
+        iso_state_dict model = model_dict(&first), all = optimizer_dict(&first);
+        iso_state_dict part = {0};
+        for (int i = 0; i < all.count; i++)
+            if (!strstr(all.item[i].name, ".step"))
+                cr_ok(iso_state_dict_add(&part, all.item[i].name, all.item[i].tensor));
+        if (zero) {
+            iso_tensor *steps = NULL;
+            cr_ok(iso_tensor_create(device, ISO_I64, 0, NULL, &steps));
+            cr_ok(iso_tensor_fill(steps, 0));
+            cr_ok(iso_state_dict_add(&part, "param_groups.0.step", steps));
+            iso_tensor_destroy(&steps);
+        }
+        cr_ok(iso_module_load_state_dict(second.model, &model, true, NULL));
+        cr_ok(iso_optimizer_load_state_dict(second.optimizer, &part, false, NULL));
+        train(&first, 3, 6);
+        train(&second, 3, 6);
+        cr_assert(same_dicts(model_dict(&first), model_dict(&second)));
+        iso_state_dict *dicts[] = {&model, &all, &part};
+        for (int i = 0; i < 3; i++) iso_state_dict_destroy(dicts[i]);
+        destroy(&first);
+        destroy(&second);
+    }
+}
+
 Test(optimizer_state_dict, plain_sgd_needs_no_momentum_buffer) {
     go_on_without(ISO_SGD, "momentum_buffer", "step");
 }

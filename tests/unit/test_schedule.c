@@ -340,6 +340,10 @@ Test(schedule, settings_that_torch_refuses_are_refused) {
     REFUSED(ISO_SCHEDULE_STEP, "step_size 0", s.step_size = 0);
     REFUSED(ISO_SCHEDULE_STEP, "lr nan", s.lr = NAN);
     REFUSED(ISO_SCHEDULE_STEP, "gamma -1", s.gamma = -1);
+    REFUSED(ISO_SCHEDULE_ONE_CYCLE, "div_factor inf", s.div_factor = INFINITY);
+    static const int64_t before[] = {-5, 10};
+    REFUSED(ISO_SCHEDULE_MULTI_STEP, "milestone -5",
+            (s.milestones = before, s.milestone_count = 2));
     REFUSED(ISO_SCHEDULE_MULTI_STEP, "3 milestones", s.milestone_count = 3);
     REFUSED(ISO_SCHEDULE_LAMBDA, "function as factor", s.factor = NULL);
     REFUSED(ISO_SCHEDULE_MULTIPLICATIVE, "function as factor", s.factor = NULL);

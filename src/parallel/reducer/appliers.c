@@ -229,10 +229,9 @@ void iso__appliers_list_is_out(iso__appliers *a) {
 
 bool iso__appliers_have_list(const iso__appliers *a, int id) { return a->applier[id].fresh; }
 
-bool iso__appliers_expect_step(const iso__appliers *a) {
-    for (int id = 0; id < a->count; id++)
-        if (a->applier[id].apply && a->applier[id].fresh) return true;
-    return false;
+bool iso__appliers_expect_step(const iso__appliers *a, int slot) {
+    int id = a->slot[slot].owner;
+    return id >= 0 && a->applier[id].apply && a->applier[id].fresh;
 }
 
 bool iso__appliers_have_stepped(const iso__appliers *a, int id) { return a->applier[id].stepped; }

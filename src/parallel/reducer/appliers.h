@@ -45,7 +45,8 @@ bool iso__appliers_take_pieces(const iso__appliers *a, int slot);
 // A list was issued. Each applier may use it for one step.
 void iso__appliers_list_is_out(iso__appliers *a);
 bool iso__appliers_have_list(const iso__appliers *a, int id);
-bool iso__appliers_expect_step(const iso__appliers *a); // one of them has a list
+// Whether the applier that updates the slot has a list.
+bool iso__appliers_expect_step(const iso__appliers *a, int slot);
 // Whether outstanding updates use the frozen hyperparameters.
 bool iso__appliers_have_stepped(const iso__appliers *a, int id);
 // Whether this applier can update a range of elements separately, or never has to.

@@ -50,15 +50,31 @@ static kept_bucket describe_bucket(const iso_reducer *r, int i) {
     return out;
 }
 
+// Buckets may hold the same: their memories move in their order.
+static void number_equals(kept_bucket *bucket, int count) {
+    for (int i = count - 1; i > 0; i--) {
+        int before = 0;
+        for (int k = 0; k < i; k++) before += bucket[k].contents == bucket[i].contents;
+        if (before > 0 && bucket[i].count > 0)
+            bucket[i].contents = iso__hash(bucket[i].contents, &before, sizeof(before)) | 1;
+    }
+}
+
+static iso_status list_buckets(const iso_reducer *r, kept_bucket **out) {
+    size_t room = (size_t)r->buckets.count * sizeof(kept_bucket);
+    ISO_TRY(iso__alloc_zero(room, (void **)out));
+    for (int i = 0; i < r->buckets.count; i++) (*out)[i] = describe_bucket(r, i);
+    number_equals(*out, r->buckets.count);
+    return ISO_OK;
+}
+
 static iso_status fill_memory(const iso_reducer *r, iso_hook_memory *m) {
     const iso__coder *c = &r->coder;
-    size_t room = (size_t)r->buckets.count * sizeof(*m->bucket);
     m->hook = iso__hash(ISO_HASH_START, c->hook.name, strlen(c->hook.name));
     m->counts = iso__coder_counts(c);
     m->buckets = r->buckets.count;
     m->state_count = c->state_count;
-    ISO_TRY(iso__alloc_zero(room, (void **)&m->bucket));
-    for (int i = 0; i < m->buckets; i++) m->bucket[i] = describe_bucket(r, i);
+    ISO_TRY(list_buckets(r, &m->bucket));
     if (m->state_count == 0) return ISO_OK;
     ISO_TRY(iso__alloc(m->state_count * sizeof(float), (void **)&m->state));
     memcpy(m->state, c->state, m->state_count * sizeof(float));
@@ -106,15 +122,16 @@ static const kept_bucket *find_bucket(const iso_hook_memory *m, const kept_bucke
 
 // Copies the memory of the buckets that are the same, unless `moves` is false. Returns their
 // number. *mark: a hash, not 0, of the buckets that can move and of the exchange counts.
-static int match_buckets(iso_reducer *r, const iso_hook_memory *m, bool moves, uint64_t *mark) {
+static int match_buckets(iso_reducer *r, const kept_bucket *own, const iso_hook_memory *m,
+                         bool moves, uint64_t *mark) {
     int moved = 0;
     uint64_t hash = iso__hash(m->hook, m->state, m->counts * sizeof(float));
     for (int i = 0; i < r->buckets.count; i++) {
-        kept_bucket wanted = describe_bucket(r, i);
-        const kept_bucket *have = wanted.count > 0 ? find_bucket(m, &wanted) : NULL;
+        const kept_bucket *wanted = &own[i];
+        const kept_bucket *have = wanted->count > 0 ? find_bucket(m, wanted) : NULL;
         if (!have) continue;
-        hash = iso__hash(hash, &wanted.contents, sizeof(wanted.contents));
-        float *to = r->coder.state + wanted.first;
+        hash = iso__hash(hash, &wanted->contents, sizeof(wanted->contents));
+        float *to = r->coder.state + wanted->first;
         if (moves) memcpy(to, m->state + have->first, have->count * sizeof(float));
         moved++;
     }
@@ -138,18 +155,28 @@ static iso_status compare_marks(iso_comm *comm, uint64_t mark, bool *same) {
     return ISO_OK;
 }
 
-iso_status iso_reducer_set_hook_memory(iso_reducer *r, const iso_hook_memory *m, int *buckets) {
+// Unless it fits on all ranks, nothing moves.
+static iso_status move_buckets(iso_reducer *r, const kept_bucket *own, const iso_hook_memory *m,
+                               int *moved) {
     uint64_t mark = 0;
     bool same = false, mine = is_of_hook(r, m);
+    if (mine) match_buckets(r, own, m, false, &mark);
+    ISO_TRY(compare_marks(r->world, mark, &same));
+    if (!same || !mine) return ISO_OK;
+    *moved = match_buckets(r, own, m, true, &mark);
+    if (m->counts > 0) memcpy(r->coder.state, m->state, m->counts * sizeof(float));
+    return ISO_OK;
+}
+
+iso_status iso_reducer_set_hook_memory(iso_reducer *r, const iso_hook_memory *m, int *buckets) {
+    kept_bucket *own = NULL;
     int moved = 0;
     ISO_TRY(iso_comm_agree(r->world, check_quiet(r)));
     ISO_TRY(iso_reducer_finish(r));
-    if (mine) match_buckets(r, m, false, &mark);
-    ISO_TRY(compare_marks(r->world, mark, &same));
-    if (same && mine) {
-        moved = match_buckets(r, m, true, &mark);
-        if (m->counts > 0) memcpy(r->coder.state, m->state, m->counts * sizeof(float));
-    }
+    iso_status status = iso_comm_agree(r->world, list_buckets(r, &own));
+    if (status == ISO_OK) status = move_buckets(r, own, m, &moved);
+    iso__free(own);
+    ISO_TRY(status);
     if (buckets) *buckets = moved;
     return ISO_OK;
 }

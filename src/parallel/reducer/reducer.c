@@ -10,18 +10,6 @@ enum { NOBODY = -1 };
 
 // ---- Gradients --------------------------------------------------------------------------------------
 
-iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
-    ISO_TRY(iso__layout_check(&r->layout, i, 0));
-    r->alone = r->sync == ISO_SYNC_EXPLICIT;
-    return iso__round_grad_ready(r->round, i);
-}
-
-iso_status iso_reducer_piece_ready(iso_reducer *r, int i, int k) {
-    ISO_TRY(iso__layout_check(&r->layout, i, k));
-    r->alone = r->sync == ISO_SYNC_EXPLICIT;
-    return iso__round_piece_ready(r->round, i, k);
-}
-
 iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
     ISO_TRY(iso__layout_check(&r->layout, i, 0));
     return iso__round_param_needed(r->round, i);
@@ -34,7 +22,11 @@ iso_status iso_reducer_piece_needed(iso_reducer *r, int i, int k) {
 
 iso_status iso_reducer_finish(iso_reducer *r) { return iso__round_finish(r->round); }
 
-iso_status iso_reducer_shadow(iso_reducer *r) { return iso__round_shadow(r->round); }
+iso_status iso_reducer_shadow(iso_reducer *r) {
+    ISO_TRY(iso__round_shadow(r->round));
+    r->alone = false;
+    return ISO_OK;
+}
 
 iso_status iso_reducer_all_reduce(iso_reducer *r) {
     iso_unused unused = iso__round_unused(r->round);

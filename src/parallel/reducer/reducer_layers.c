@@ -1,11 +1,27 @@
 // SPDX-License-Identifier: MIT
-// Reports and awaits the parameters of a layer together; finds and describes parameters.
+// Reports gradients, one by one or those of a layer; awaits a layer; finds and describes
+// parameters.
 #include "parallel/reducer/reducer_impl.h"
+
+iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
+    ISO_TRY(iso__layout_check(&r->layout, i, 0));
+    ISO_TRY(iso__round_grad_ready(r->round, i));
+    r->alone = r->sync == ISO_SYNC_EXPLICIT;
+    return ISO_OK;
+}
+
+iso_status iso_reducer_piece_ready(iso_reducer *r, int i, int k) {
+    ISO_TRY(iso__layout_check(&r->layout, i, k));
+    ISO_TRY(iso__round_piece_ready(r->round, i, k));
+    r->alone = r->sync == ISO_SYNC_EXPLICIT;
+    return ISO_OK;
+}
 
 iso_status iso_reducer_layer_ready(iso_reducer *r, int layer) {
     const iso__layer *of;
     bool reported = true; // all of them
     ISO_TRY(iso__layout_find_layer(&r->layout, layer, &of));
+    r->alone = r->sync == ISO_SYNC_EXPLICIT;
     for (int k = of->first; k < of->end; k++)
         reported = reported && iso__round_param_is_ready(r->round, r->layout.by_layer[k]);
     for (int k = of->end - 1; k >= of->first; k--) {

@@ -37,6 +37,10 @@ iso_status iso__reducer_ready_keys(const iso_reducer *r, const iso_reducer_param
 
 // ---- Taking over --------------------------------------------------------------------------------------
 
+bool iso__reducer_awaits_step(const iso_reducer *r, int i) {
+    return iso__round_awaits_step(r->round, iso__layout_at(&r->layout, i, 0));
+}
+
 iso_status iso__reducer_check_place(const iso_reducer *r) {
     ISO_CHECK(!r->shares_updates, ISO_ERR_UNSUPPORTED,
               "buckets cannot be rebuilt with ZeRO: the optimizer state of a rank is that of its "
@@ -50,9 +54,10 @@ iso_status iso__reducer_check_place(const iso_reducer *r) {
     ISO_CHECK(!r->in_backward && !iso__reducer_has_open_list(r), ISO_ERR_STATE,
               "buckets cannot be rebuilt inside a backward, which fills them: do it after the "
               "step");
-    // The grad scaler skips a step, and calls zero_grad.
-    bool expected = iso__appliers_expect_step(r->appliers) && iso__round_keeps(r->round);
-    ISO_CHECK(r->unsynced == 0 && !expected, ISO_ERR_STATE,
+    bool expected = false; // the grad scaler skips a step, and calls zero_grad
+    for (int i = 0; i < r->layout.param_count; i++)
+        expected = expected || iso__reducer_awaits_step(r, i);
+    ISO_CHECK(r->unsynced == 0 && !r->alone && !expected, ISO_ERR_STATE,
               "buckets cannot be rebuilt between a backward and its step, which uses the gradients "
               "in them: do it after the step");
     return ISO_OK;

@@ -162,11 +162,6 @@ static iso_status report_slot(iso__round *r, int s) {
               "but it is an average, and by_weight takes sums: report the last backward of a step "
               "only, or call zero_grad first",
               slot->name);
-    ISO_CHECK(r->average.mode != ISO_AVERAGE_SUM || !r->fresh || !r->slot[s].keep, ISO_ERR_STATE,
-              "a second backward would add to the gradient of \"%s\" before a step has used it, "
-              "but it is a sum over all ranks, and they would be summed again (ISO_AVERAGE_SUM): "
-              "run all backwards of a step except the last inside no_sync, or call zero_grad first",
-              slot->name);
     ISO_TRY(iso__weights_check(r->with.weights, whole, slot->name));
     ISO_TRY(take_gradient(r, s));
     iso__usage_mark(r->usage, s, true);
@@ -225,7 +220,13 @@ iso_status iso__round_grad_ready(iso__round *r, int i) {
     int pieces = l->place[i].pieces;
     for (int k = 0; k < pieces; k++) {
         int s = iso__layout_at(l, i, k);
+        if (r->slot[s].whole) return report_slot(r, s); // the error
+    }
+    // Its pieces may have been reported one by one.
+    for (int k = 0; k < pieces; k++) {
+        int s = iso__layout_at(l, i, k);
         if (pieces == 1 || !r->slot[s].ready) ISO_TRY(report_slot(r, s));
+        r->slot[s].whole = true;
     }
     return go_on(r);
 }
@@ -447,10 +448,8 @@ void iso__round_zero_grad(iso__round *r, int applier) {
             r->slot[s].keep = false;
 }
 
-bool iso__round_keeps(const iso__round *r) {
-    for (int s = 0; s < layout_of(r)->slot_count; s++)
-        if (r->slot[s].keep) return true;
-    return false;
+bool iso__round_awaits_step(const iso__round *r, int s) {
+    return r->slot[s].keep && iso__appliers_expect_step(r->with.appliers, s);
 }
 
 int64_t iso__round_turn(const iso__round *r, int i) {

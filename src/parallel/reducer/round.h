@@ -108,7 +108,8 @@ void iso__round_skip_local(iso__round *r, bool skip);
 // Averages of the parameters that this applier updates (negative: of all) need not be kept after an
 // update.
 void iso__round_zero_grad(iso__round *r, int applier);
-bool iso__round_keeps(const iso__round *r); // any gradient, since the last zero_grad
+// Whether the slot's gradient came since the last zero_grad, and no step has used it.
+bool iso__round_awaits_step(const iso__round *r, int slot);
 void iso__round_drop(iso__round *r, int i); // the same for one parameter
 
 #endif

@@ -36,7 +36,7 @@ static void open_bucket(iso__round *r, int b) {
     r->bucket[b].stage = OPEN;
     r->bucket[b].missing = slots_in(r, b);
     for (int k = l->range[b].first; k <= l->range[b].last; k++) {
-        r->slot[l->order[k]].ready = false;
+        r->slot[l->order[k]].ready = r->slot[l->order[k]].whole = false;
         iso__usage_mark(r->usage, l->order[k], false);
     }
     iso__appliers_bucket_opens(r->with.appliers, b);

@@ -24,6 +24,7 @@ typedef struct bucket_state {
 
 typedef struct slot_state {
     bool ready;   // gradient final for this backward
+    bool whole;   // reported with all pieces of the parameter
     bool keep;    // no zero_grad since it was issued: its gradient must become an average
     int64_t turn; // when its gradient was last ready: later ones have larger numbers; 0: never
 } slot_state;
