@@ -17,6 +17,7 @@ typedef struct progress {
     int run;
     iso_progress_bar *bar;
     bool told;      // how long the sweep will take, for the first time
+    bool begun;     // the run has been set up
     int64_t began;  // the run
     int64_t first;  // the step at which the run began, or went on
     int64_t step;   // of its last evaluation
@@ -85,6 +86,7 @@ static void end_bar(progress *p, const train_result *result) {
 static void on_start(iso_json_log *log, int64_t step, void *user) {
     progress *p = user;
     p->first = p->step = step;
+    p->begun = true;
     sweep_describe(p->sweep, p->run, log);
 }
 
@@ -151,6 +153,7 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
     if (!train_all_well(begin_bar(p))) return false;
     p->began = iso_now();
     p->step = p->first = 0;
+    p->begun = false;
     *failed = !train_once(self, p, &result);
     if (!*failed && result.already_finished) p->first = steps_of(self, p->run);
     self->stopped = !*failed && result.stopped;
@@ -159,8 +162,9 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
         if (first) sweep_store_tell_stopped();
         return false;
     }
-    // One that diverged would only diverge again. Others may go on, as when a disk was full.
-    bool goes_on = *failed && self->checkpoint_every > 0 && !result.diverged;
+    // One that diverged, or could not go on, would only fail again. Others may go on, as when a
+    // disk was full.
+    bool goes_on = *failed && p->begun && self->checkpoint_every > 0 && !result.diverged;
     if (*failed && !goes_on) sweep_resume_end(self, p->run);
     end_steps(p, *failed);
     if (*failed) {

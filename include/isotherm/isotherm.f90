@@ -1325,6 +1325,7 @@ contains
             if (found%id == id) return
             found => found%next
         end do
+        if (id /= ISO_REDUCER_ONLY) return ! an optimizer of the library
         found => in%appliers
         do while (associated(found))
             if (found%id == ISO_REDUCER_ONLY .or. .not. associated(found%next)) return

@@ -307,18 +307,18 @@ static iso_status average_fully(iso__periodic *p, const iso__action *action,
 // *sent: the exchange that the last SEND of the plan has started.
 static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__payload payload,
                             iso__periodic_exchange **sent) {
+    iso__periodic_exchange *merged = *sent; // by FULL
     switch (action->kind) {
     case ISO__SEND:
         ISO_TRY(send_parameters(p, &p->exchange[action->exchange], payload, action));
         *sent = &p->exchange[action->exchange];
         return ISO_OK;
     case ISO__MERGE: return merge_exchange(p, action);
-    case ISO__FULL: ISO_TRY(average_fully(p, action, *sent)); break;
+    case ISO__FULL: *sent = NULL; return average_fully(p, action, merged);
     case ISO__NODE_AVERAGE: return iso__periodic_node_average(p);
     case ISO__NODE_COPY: return iso__periodic_node_copy(p, action->group);
     case ISO__MEASURE: return ISO_OK; // the owner measures
     }
-    *sent = NULL; // merged by FULL
     return ISO_OK;
 }
 
@@ -330,11 +330,10 @@ static double reducer_wait_ms(const iso__periodic *p) {
 
 // An action has failed on all ranks. The schedule counts on the exchanges and full averages behind
 // it, and on the scope. What is in a node may not be finite, and is not spread there. After a
-// time-out no rank waits again. Returns the error of before.
-static iso_status finish_failed(iso__periodic *p, const iso__sync_plan *plan, int next,
-                                iso__payload payload, iso__periodic_exchange *sent) {
+// time-out no rank waits again. Keeps the record of that error.
+static void finish_failed(iso__periodic *p, const iso__sync_plan *plan, int next,
+                          iso__payload payload, iso__periodic_exchange *sent, iso_status status) {
     iso_error record = *iso_last_error();
-    iso_status status = record.code;
     bool whole = false;
     for (int i = next; i < plan->count && status != ISO_ERR_TIMEOUT; i++) {
         iso__action_kind kind = plan->action[i].kind;
@@ -345,7 +344,6 @@ static iso_status finish_failed(iso__periodic *p, const iso__sync_plan *plan, in
     }
     if (status != ISO_ERR_TIMEOUT) (void)iso__periodic_set_scope(p, plan->next);
     iso__error_restore(&record);
-    return record.code;
 }
 
 iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__payload payload) {
@@ -354,7 +352,7 @@ iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__
     if (plan->count > 0) ISO_TRY(iso_data_parallel_finish(p->data_parallel));
     for (int i = 0; i < plan->count; i++) {
         iso_status status = carry_out(p, &plan->action[i], payload, &sent);
-        if (status < 0) status = finish_failed(p, plan, i + 1, payload, sent);
+        if (status < 0) finish_failed(p, plan, i + 1, payload, sent, status);
         ISO_TRY(status);
     }
     ISO_TRY(poll_exchanges(p));

@@ -169,6 +169,18 @@ static iso_status take_changes(iso__periodic *p, int rank) {
     return visit_shard(p, rank, changes, change_slice, keep_slice, false);
 }
 
+// The same in two parts, as all shards are pushed together, or none.
+static iso_status make_changes(iso__periodic *p, int rank) {
+    void *changes[2];
+    for (int k = 0; k < 2; k++) changes[k] = iso__server_changes(p->worker->server, rank, k);
+    return visit_shard(p, rank, changes, change_slice, NULL, false);
+}
+
+static iso_status keep_changes(iso__periodic *p, int rank) {
+    void *const none[2] = {p->sent, p->sent}; // not used
+    return visit_shard(p, rank, none, keep_slice, NULL, false);
+}
+
 static iso_status look_at(iso__periodic *p, int rank) {
     void *const none[2] = {p->sent, p->sent}; // not used
     return visit_shard(p, rank, none, look_slice, NULL, false);
@@ -319,8 +331,11 @@ static iso_status meet_ranks(iso__periodic *p, bool failed, iso_status *mine) {
     iso__worker *w = p->worker;
     if (iso__events_repeat(&w->events)) ISO_TRY(repeat_events(p));
     ISO_TRY(iso__server_gather(w->server, &failed));
-    ISO_TRY(pull_all(p, ISO__SERVER_WAIT_SERVING));
-    if (!failed) *mine = for_each_shard(p, take_changes);
+    iso_status status = pull_all(p, ISO__SERVER_WAIT_SERVING);
+    if (status == ISO_ERR_TIMEOUT || status == ISO_ERR_MPI) return status;
+    if (status == ISO_OK && !failed) status = for_each_shard(p, make_changes);
+    if (status == ISO_OK && !failed) status = for_each_shard(p, keep_changes);
+    if (status < 0) *mine = status;
     if (*mine < 0) ISO_TRY(for_each_shard(p, clear_changes));
     ISO_TRY(iso__server_finish(w->server, failed));
     return failed ? ISO_OK : for_each_shard(p, merge_answer);

@@ -191,12 +191,10 @@ static iso_status begin_backward(iso__data_parallel *self) {
 static iso_status check_sums(const iso__data_parallel *self) {
     bool sums = self->settings.average == ISO_AVERAGE_SUM;
     for (int i = 0; sums && i < self->trainable_count; i++)
-        ISO_CHECK(!self->old[i] || !self->trainable[i]->grad_valid ||
-                      !iso__reducer_awaits_step(self->reducer, i),
-                  ISO_ERR_STATE,
+        ISO_CHECK(!self->old[i] || !self->trainable[i]->grad_valid, ISO_ERR_STATE,
                   "this backward would add to the gradient of \"%s\", which is a sum over all "
                   "ranks, and they would be summed again (ISO_AVERAGE_SUM): call "
-                  "iso_optimizer_zero_grad first",
+                  "iso_module_zero_grad first",
                   iso__reducer_name(self->reducer, i));
     for (int i = 0; self->by_weight && i < self->trainable_count; i++)
         ISO_CHECK(!self->old[i] || !self->trainable[i]->grad_valid, ISO_ERR_STATE,

@@ -177,8 +177,6 @@ void iso__reducer_fail_pass(iso_reducer *r, iso_status status);
 // step updates them.
 iso_status iso__reducer_gather_values(iso_reducer *r);
 bool iso__reducer_has_whole_values(const iso_reducer *r);
-// Whether the gradient came since the last zero_grad, and no step has used it.
-bool iso__reducer_awaits_step(const iso_reducer *r, int i);
 long long iso__reducer_steps(const iso_reducer *r); // that have begun
 // The size of the pages with values that are in memory, as the system says.
 size_t iso__reducer_resident_values(const iso_reducer *r);

@@ -37,7 +37,7 @@ iso_status iso__reducer_ready_keys(const iso_reducer *r, const iso_reducer_param
 
 // ---- Taking over --------------------------------------------------------------------------------------
 
-bool iso__reducer_awaits_step(const iso_reducer *r, int i) {
+static bool awaits_step(const iso_reducer *r, int i) {
     return iso__round_awaits_step(r->round, iso__layout_at(&r->layout, i, 0));
 }
 
@@ -56,7 +56,7 @@ iso_status iso__reducer_check_place(const iso_reducer *r) {
               "step");
     bool expected = false; // the grad scaler skips a step, and calls zero_grad
     for (int i = 0; i < r->layout.param_count; i++)
-        expected = expected || iso__reducer_awaits_step(r, i);
+        expected = expected || awaits_step(r, i);
     ISO_CHECK(r->unsynced == 0 && !r->alone && !expected, ISO_ERR_STATE,
               "buckets cannot be rebuilt between a backward and its step, which uses the gradients "
               "in them: do it after the step");
