@@ -503,6 +503,7 @@ in_middle() {
 }
 holds "a killed sweep leaves the log and state of its run, and its lock until then" in_middle
 cp -R killed changed
+cp -R killed full
 status=0
 # shellcheck disable=SC2086
 (stateful killed 400 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
@@ -525,6 +526,25 @@ begins_anew() {
         [ -z "$(find changed -name '.long*')" ]
 }
 holds "... but with other options the run begins anew" begins_anew
+
+# A limit of the size of rank 0's files takes the place of a full disk.
+limited='trap "" XFSZ; [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" != 0 ] || ulimit -f 1000; exec "$@"'
+status=0
+# shellcheck disable=SC2086
+(stateful full 400 timeout -k 5 "$limit" "$launcher" $flags -n 2 sh -c "$limited" sh) >stdout 2>stderr </dev/null || status=$?
+keeps_state() {
+    has_failed && grep -q '^sweep: run long failed' stderr && [ -e full/long.failed ] && [ -e full/.long.jsonl.part ] &&
+        ls full/.long.state.step-* >/dev/null
+}
+holds "a run that fails, but does not diverge, keeps its state" keeps_state
+status=0
+# shellcheck disable=SC2086
+(stateful full 400 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
+continues_after() {
+    [ "$status" = 0 ] && grep -q '"event":"resume","step":[1-9]' full/long.jsonl && [ ! -e full/long.failed ] &&
+        [ "$(latest param_hash full/long.jsonl)" = "$(latest param_hash whole/long.jsonl)" ]
+}
+holds "... and the next sweep continues it, with the same bits" continues_after
 
 # ---- Two at once ----
 
