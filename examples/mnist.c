@@ -22,16 +22,6 @@ static const char usage[] =
 static iso_comm *comm;
 static iso_device *device;
 
-static iso_status check_size(const iso_dataset *images, const iso_dataset_info *training) {
-    iso_dataset_info test;
-    iso_dataset_get_info(images, &test);
-    if (test.channels == training->channels && test.height == training->height &&
-        test.width == training->width)
-        return ISO_OK;
-    return iso_error_set(ISO_ERR_SHAPE,
-                         "the test images have another size than the training images");
-}
-
 // Loads this process's share of MNIST from a folder or, without one, of digits that the library
 // generates.
 // training: NULL for the training set. The test set must have images of its size, and is normalised

@@ -37,3 +37,13 @@ void check_together(iso_comm *comm, iso_status status) {
     end_mpi();
     exit(EXIT_FAILURE);
 }
+
+iso_status check_size(const iso_dataset *images, const iso_dataset_info *training) {
+    iso_dataset_info test;
+    iso_dataset_get_info(images, &test);
+    if (test.channels == training->channels && test.height == training->height &&
+        test.width == training->width)
+        return ISO_OK;
+    return iso_error_set(ISO_ERR_SHAPE,
+                         "the test images have another size than the training images");
+}

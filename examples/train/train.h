@@ -58,7 +58,7 @@ typedef struct train_metrics {
 } train_metrics;
 
 typedef struct train_result {
-    bool already_finished, diverged; // it was complete: no other field is set; it failed so
+    bool already_finished, diverged; // complete: no other field is set; training diverged
     bool stopped;          // by a signal, and its state is saved: no other field is set
     train_metrics metrics; // seconds and samples of the whole run
     int64_t steps, syncs;

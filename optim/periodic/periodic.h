@@ -292,6 +292,8 @@ iso_status iso__periodic_show(bool training, void *periodic);
 
 // Replaces *value by its mean over all ranks.
 iso_status iso__periodic_mean_number(iso__periodic *p, double *value);
+// Local. Adds what this rank sent outside the averages.
+void iso__periodic_add_traffic(iso__periodic *p, const iso_traffic *moved);
 void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out);
 
 // ---- periodic_async.c -----------------------------------------------------------------------------

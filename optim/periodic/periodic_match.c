@@ -229,8 +229,7 @@ static iso_status send_model(iso__periodic *p, int last, int root) {
         status = iso__periodic_fetch(p, 0, last, p->room);
     }
     ISO_TRY(iso_comm_agree(p->comm, status));
-    p->stats.bytes_sent += moved.bytes_sent;
-    p->stats.bytes_between_nodes += moved.bytes_between_nodes;
+    iso__periodic_add_traffic(p, &moved);
     ISO_TRY(iso_comm_bcast(p->comm, p->room, bytes, root));
     return ISO_OK;
 }

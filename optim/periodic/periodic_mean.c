@@ -33,18 +33,13 @@ iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso_
     return ISO_OK;
 }
 
-static void add_traffic(iso__periodic *p, const iso_traffic *more) {
-    p->stats.bytes_sent += more->bytes_sent;
-    p->stats.bytes_between_nodes += more->bytes_between_nodes;
-}
-
 static iso_status sum_over(iso__periodic *p, iso_comm *comm, size_t count, iso_dtype dtype,
                            void *x) {
     iso_request *request;
     iso_traffic moved = {0};
     if (count == 0) return ISO_OK;
     iso__count_sum(&moved, comm, count * iso_dtype_size(dtype));
-    add_traffic(p, &moved);
+    iso__periodic_add_traffic(p, &moved);
     ISO_TRY(iso_comm_iallreduce(comm, x, count, dtype, "mean over ranks", &request));
     ISO_TRY(iso_request_wait(&request));
     return ISO_OK;
@@ -117,7 +112,7 @@ static iso_status mean_of_nodes(iso__periodic *p, iso__flat size, const void *ow
     size_t bytes = iso__flat_bytes(size);
     iso_traffic moved = {0};
     iso__count_blocks(&moved, p->across, bytes);
-    add_traffic(p, &moved);
+    iso__periodic_add_traffic(p, &moved);
     for (int k = 0; k < nodes; k++) {
         if (k == iso_comm_rank(p->across)) memcpy(from, own, bytes);
         ISO_TRY(iso_comm_bcast(p->across, from, bytes, k));
@@ -203,7 +198,7 @@ iso_status iso__periodic_node_copy(iso__periodic *p, int group) {
     ISO_TRY(iso__periodic_unmap(p, 0, p->parameter_count));
     for (int i = 0; i < p->parameter_count; i++)
         iso__count_blocks(&moved, p->node, iso__span_bytes(&p->span[i]));
-    if (iso_comm_rank(p->node) == root) add_traffic(p, &moved);
+    if (iso_comm_rank(p->node) == root) iso__periodic_add_traffic(p, &moved);
     p->node_equal = true;
     p->stats.work_ms += (double)(iso_now() - start) * 1e-6;
     return ISO_OK;

@@ -14,8 +14,7 @@ static iso_status share_buffers(iso__periodic *p, const iso__periodic_exchange *
     iso_traffic moved = {0};
     if (bytes == 0) return ISO_OK;
     if (iso_comm_rank(p->comm) == 0) iso__count_blocks(&moved, p->comm, bytes);
-    p->stats.bytes_sent += moved.bytes_sent;
-    p->stats.bytes_between_nodes += moved.bytes_between_nodes;
+    iso__periodic_add_traffic(p, &moved);
     return iso_comm_bcast(p->comm, values + iso__periodic_flat(p, 0, first).f32, bytes, 0);
 }
 

@@ -17,6 +17,11 @@ static void add_stats(const iso__average *from, iso_daso_stats *to, bool work) {
     to->work_ms += work ? average.work_ms : 0;
 }
 
+void iso__periodic_add_traffic(iso__periodic *p, const iso_traffic *moved) {
+    p->stats.bytes_sent += moved->bytes_sent;
+    p->stats.bytes_between_nodes += moved->bytes_between_nodes;
+}
+
 void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
     *out = p->stats;
     out->exchange_ms = p->metrics[ISO__EXCHANGE_MS];

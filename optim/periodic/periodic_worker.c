@@ -115,8 +115,8 @@ static void find_spans(const iso__periodic *p, const iso__server_part *shard, in
     }
 }
 
-// Applies op to the slices of a shard in parameters [first, last), which are mapped. message, at:
-// elements of each type, see visit_shard and find_spans. Returns whether all is finite.
+// Applies op to the slices of a shard in parameters [first, last), which are mapped. before: the
+// elements of each type before first. message: see visit_shard. Returns whether all is finite.
 static bool apply_slices(iso__periodic *p, const iso__server_part *shard, void *const message[2],
                          slice_op op, int first, int last, const size_t before[2]) {
     size_t from, at[2] = {before[0], before[1]};
