@@ -250,6 +250,14 @@ pretend --min-ranks 2 --max-restarts 1
     says 'gives up after 1 restart without a new saved state: the hosts that answer (a) have room for 1 rank, and --min-ranks is 2'
 result $? "it gives up if too few hosts answer"
 
+own=$(uname -n)
+begin a "$own" localhost
+: >down.a && : >"down.$own" && : >down.localhost
+printf '0 -\n' >plan
+pretend
+[ "$status" = 0 ] && [ "$(cat starts)" = "2 $own:1,localhost:1" ]
+result $? "the host of the program counts as answering, whatever --probe says"
+
 begin a
 printf 'hangs 4\n5 - x\n0 -\n' >plan
 start --mpirun "sh pretend" --state state -- program

@@ -166,9 +166,8 @@ read_hosts() {
 }
 # Takes the place of the process that calls it.
 ask_host() { # name
-    [ "$1" != - ] || exit 0
+    case $1 in - | localhost | "$(uname -n)") exit 0 ;; esac
     [ -z "$probe" ] || exec timeout -k 2 $ASK_S sh -c "$probe \"\$1\"" sh "$1"
-    case $1 in localhost | "$(uname -n)") exit 0 ;; esac
     agent=${OMPI_MCA_plm_rsh_agent:-ssh -o BatchMode=yes -o ConnectTimeout=$ASK_S}
     # shellcheck disable=SC2086  # the agent may have options
     exec timeout -k 2 $ASK_S $agent "$1" true
