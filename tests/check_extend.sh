@@ -48,6 +48,11 @@ extends() { # name, ranks, first end, its step, second end, arguments...
 
 extends lazy 2 '--epochs 2' 50 '--epochs 4' --batch 8
 extends "within an epoch" 3 '--steps 10' 10 '--steps 40' --batch 6 --accumulate 2 --zero --sync lazy
+rm -f state* log
+train_on log 2 --batch 8 --steps 25 --optimizer adam --lr 1e6
+train_on log 2 --batch 8 --steps 27 --optimizer adam --lr 1e6 --extend
+[ "$status" = 0 ] && [ "$(field train_loss_steps log)" = 2 ] && grep -q 'diverged: the loss of its last 2 steps is ' stderr
+result $? "the warning of a run that diverged names the steps that its loss is the mean of"
 # Whole periods: where the run ends, replicas have just been averaged.
 extends localsgd 2 '--epochs 2' 50 '--epochs 4' --batch 8 --sync localsgd --period 5
 extends diloco 2 '--epochs 2' 50 '--epochs 4' --batch 8 --sync diloco --period 5

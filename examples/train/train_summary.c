@@ -204,14 +204,14 @@ static void log_summary(const train_run *run, const train_result *r) {
 // ---- For people -----------------------------------------------------------------------------------
 
 // A finite loss far above that of guessing means that the training diverged, too.
-static void warn_of_loss(const train_run *run, double loss) {
-    double guessing = log(run->world->info.classes);
+static void warn_of_loss(const train_run *run, const train_result *r) {
+    double loss = r->metrics.train_loss, guessing = log(run->world->info.classes);
     char steps[48];
     if (run->world->rank != 0 || !(loss > 4 * guessing) || guessing <= 0) return;
     fprintf(stderr,
             "%s: warning: the training diverged: the loss of its last %s is %.3g, and "
             "guessing one of %d classes has %.3g: try a lower --lr\n",
-            train_error_name(), train_count_text(train_last_steps(run), "step", steps), loss,
+            train_error_name(), train_count_text(r->loss_steps, "step", steps), loss,
             run->world->info.classes, guessing);
 }
 
@@ -265,6 +265,6 @@ iso_status train_report_summary(train_run *run, const train_metrics *metrics, tr
     log_summary(run, out);
     TRY(train_log_close(run));
     tell_summary(run, out);
-    warn_of_loss(run, metrics->train_loss);
+    warn_of_loss(run, out);
     return ISO_OK;
 }
