@@ -283,7 +283,8 @@ iso_status iso_data_parallel_end_backward(iso_module *data_parallel);
 // Called on every rank after each synchronised backward, before gradients are sent, in the order in
 // which the hooks were added. Gradients are still this rank's own: read them from
 // iso_module_parameters and parameter->grad, not by iso_parameter_grad. While a hook is installed,
-// all gradients are sent at the end of the backward. Adding and removing a hook are collective.
+// all gradients are sent at the end of the backward. Adding and removing a hook are collective, and
+// complete pending work. If that fails, a hook is removed all the same: its memory can be freed.
 // *handle identifies the hook for removal; NULL: it stays.
 typedef iso_status (*iso_pre_sync_hook)(iso_module *data_parallel, void *user);
 iso_status iso_data_parallel_add_pre_sync_hook(iso_module *data_parallel, iso_pre_sync_hook hook,

@@ -63,13 +63,19 @@ static iso_status add_hook(iso__user_hooks *hooks, const iso__user_hook *hook, i
     return ISO_OK;
 }
 
-static iso_status remove_hook(iso__user_hooks *hooks, const char *what, int handle) {
+// Returns whether there was one.
+static bool drop_hook(iso__user_hooks *hooks, int handle) {
     int at = 0;
     while (at < hooks->count && hooks->item[at].handle != handle) at++;
-    ISO_CHECK(at < hooks->count, ISO_ERR_ARG,
-              "there is no %s hook %d: it was removed, or never added", what, handle);
+    if (at == hooks->count) return false;
     hooks->count--;
     for (; at < hooks->count; at++) hooks->item[at] = hooks->item[at + 1];
+    return true;
+}
+
+static iso_status check_dropped(bool dropped, const char *what, int handle) {
+    ISO_CHECK(dropped, ISO_ERR_ARG, "there is no %s hook %d: it was removed, or never added", what,
+              handle);
     return ISO_OK;
 }
 
@@ -83,8 +89,11 @@ iso_status iso_data_parallel_add_pre_sync_hook(iso_module *module, iso_pre_sync_
 
 iso_status iso_data_parallel_remove_pre_sync_hook(iso_module *module, int handle) {
     ISO_TRY(iso__data_parallel_check(module));
-    ISO_TRY(iso_data_parallel_finish(module));
-    return remove_hook(&iso__data_parallel_of(module)->pre_sync, "pre-synchronisation", handle);
+    iso_status finished = iso_data_parallel_finish(module);
+    // Even on failure, because what the hook uses may be freed.
+    bool dropped = drop_hook(&iso__data_parallel_of(module)->pre_sync, handle);
+    ISO_TRY(finished);
+    return check_dropped(dropped, "pre-synchronisation", handle);
 }
 
 iso_status iso_data_parallel_add_before_forward(iso_module *module, iso_before_forward hook,
@@ -96,7 +105,8 @@ iso_status iso_data_parallel_add_before_forward(iso_module *module, iso_before_f
 
 iso_status iso_data_parallel_remove_before_forward(iso_module *module, int handle) {
     ISO_TRY(iso__data_parallel_check(module));
-    return remove_hook(&iso__data_parallel_of(module)->before_forward, "before-forward", handle);
+    bool dropped = drop_hook(&iso__data_parallel_of(module)->before_forward, handle);
+    return check_dropped(dropped, "before-forward", handle);
 }
 
 // ---- Bytes ------------------------------------------------------------------------------------------

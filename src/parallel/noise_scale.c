@@ -40,7 +40,7 @@ iso_status iso_noise_scale_create(iso_module *model, double decay, iso_noise_sca
 
 void iso_noise_scale_destroy(iso_noise_scale **noise) {
     if (!noise || !*noise) return;
-    if ((*noise)->hook)
+    if ((*noise)->hook) // which is gone afterwards, whatever it returns
         (void)iso_data_parallel_remove_pre_sync_hook((*noise)->model, (*noise)->hook);
     iso__free(*noise);
     *noise = NULL;
@@ -63,7 +63,7 @@ iso_status iso_noise_scale_begin(iso_noise_scale *noise) {
     return iso_data_parallel_add_pre_sync_hook(noise->model, take_norm, noise, &noise->hook);
 }
 
-// Removes the hook. *average: the norm of the average gradient.
+// Removes the hook, also on failure. *average: the norm of the average gradient.
 static iso_status end_step(iso_noise_scale *noise, double *average) {
     int hook = noise->hook;
     ISO_CHECK(hook, ISO_ERR_STATE, "iso_noise_scale_end without iso_noise_scale_begin");

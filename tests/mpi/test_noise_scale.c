@@ -3,12 +3,14 @@
 // ranks compute: the mean of products of two ranks' gradients, and their sample variance.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
+#include "parallel/data_parallel_impl.h"
 
 #include <criterion/criterion.h>
 #include <isotherm/noise_scale.h>
 #include <math.h>
 #include <mpi.h>
 #include <stdlib.h>
+#include <string.h>
 
 TestSuite(np1_noise_scale, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_noise_scale, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -172,6 +174,43 @@ Test(np2_noise_scale, wrong_use_is_refused) {
     iso_noise_scale_destroy(&noise);
     iso_assert_ok(trainer_step(&t, 1, NULL));
     trainer_destroy(&t);
+}
+
+static iso_status cannot(const iso_comm_hook_bucket *bucket, double factor, void *user) {
+    (void)bucket, (void)factor, (void)user;
+    return iso_error_set(ISO_ERR_UNSUPPORTED, "this bucket cannot travel");
+}
+
+static int hooks_of(const trainer *t) { return iso__data_parallel_of(t->model)->pre_sync.count; }
+
+// A hook that stayed would be called with the memory of the noise scale, which may be freed.
+static void leaves_no_hook(bool ends) {
+    const iso_comm_hook broken = {
+        .name = "broken", .wire = ISO_BF16, .compress = cannot, .decompress = cannot};
+    trainer_config config = trainer_default();
+    trainer t;
+    iso_noise_scale *noise;
+    iso_noise_estimate e;
+    config.hook = &broken;
+    config.sync = ISO_SYNC_BLOCKING;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_assert_ok(iso_noise_scale_create(t.model, DECAY, &noise));
+    iso_assert_ok(iso_noise_scale_begin(noise));
+    iso_assert_all(hooks_of(&t) == 1);
+    iso_assert_all(trainer_backward(&t, 0) == ISO_ERR_UNSUPPORTED);
+    if (ends) {
+        iso_assert_all(iso_noise_scale_end(noise, 6, &e) < 0);
+        iso_assert_all(strstr(iso_last_error()->message, "there is no") == NULL);
+        iso_assert_all(hooks_of(&t) == 0);
+    }
+    iso_noise_scale_destroy(&noise);
+    iso_assert_all(hooks_of(&t) == 0);
+    trainer_destroy(&t);
+}
+
+Test(np2_noise_scale, a_failed_exchange_leaves_no_hook) {
+    leaves_no_hook(true);
+    leaves_no_hook(false);
 }
 
 Test(np1_noise_scale, one_rank_has_nothing_to_compare) {
