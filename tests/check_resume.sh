@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 # Kills training runs at random points, resumes them until they are done, and compares the parameters with those of a
 # run that nobody killed. Prints the results as TAP.
-# usage: check_resume.sh, in the build tree; uses MPIRUN, MPIRUN_FLAGS, ISO_TEST_SEED, the seed of the random points,
-#        and ISO_TEST_KILLS, the number of kills of each run
+# usage: check_resume.sh, in the build tree; uses MPICC, MPIRUN, MPIRUN_FLAGS, ISO_TEST_SEED, the seed of the random
+#        points, and ISO_TEST_KILLS, the number of kills of each run
 set -u
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
@@ -18,7 +18,7 @@ KILLS=${ISO_TEST_KILLS:-5} # of each study; of the presets, which share their co
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..41"
+echo "1..42"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -345,3 +345,18 @@ start 2 "$@" --log log
 finish
 [ "$status" = 0 ] && [ -n "$(summary_field param_hash log)" ] && grep -q '"event":"resume","step":0}' log || good=1
 result $good "a run that was killed before its first state can be started again, also with --checkpoint-best"
+
+# ---- The log ----
+
+# A state goes with a log that has everything up to then: a loss of power must not take that away.
+${MPICC:-mpicc} -shared -fPIC -o note.so "$root/tests/note_files.c" || exit 1
+rm -f state*
+run_alone env LD_PRELOAD="$work/note.so" NOTE_FILES="$work/notes" "$train" --data images --quiet --model mlp --batch 8 \
+    --epochs 2 --checkpoint state --checkpoint-every 20 --log log.synced --tensorboard board
+[ "$status" = 0 ] && awk -v folder="$work" '
+    /^fsync .*\/log.synced$/ { log_synced = 1 }
+    /^fsync .*\/board\/events/ { board_synced = 1 }
+    /^fsync / && $2 == folder { placed = 1 }
+    /^rename .*state\.step-[0-9]*$/ { sets++; good += log_synced && board_synced && placed; log_synced = board_synced = 0 }
+    END { exit !(sets > 2 && good == sets) }' notes
+result $? "the log is on disk before a state is saved that goes with it"

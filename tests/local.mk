@@ -160,8 +160,8 @@ EXTRA_DIST += $(SCALE_FILES) $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) t
     tests/fuzz/corpus/settings/number tests/fuzz/corpus/settings/outer tests/fuzz/corpus/settings/period \
     tests/fuzz/corpus/state/shared \
     tests/same_bits/same_bits.sh tests/same_bits/same_speed.sh \
-    tests/cores.sh tests/event_files.py tests/program_tests.sh tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh \
-    tests/slow_rank.c tests/soak/random_delay.c tests/soak/soak.sh \
+    tests/cores.sh tests/event_files.py tests/note_files.c tests/program_tests.sh tests/run_cluster.sh \
+    tests/run_mpi.sh tests/run_unit.sh tests/slow_rank.c tests/soak/random_delay.c tests/soak/soak.sh \
     tests/stop_rank.c tests/summary.sh tests/test_env.sh tests/torch_models.py
 
 .PHONY: bench check-cluster check-faults check-sanitize check-tsan check-valgrind fuzz soak

@@ -254,8 +254,7 @@ iso_status train_agree_load(const train_run *run);
 
 // ---- train_threads.c ----
 
-// Collective. Surveys the cores of the ranks, binds this rank to a share of them if that helps, and
-// warns if they do not suffice.
+// Collective. Binds this rank to a share of its cores if that helps; warns if they do not suffice.
 iso_status train_threads_setup(train_world *world, const train_options *options);
 
 // ---- train_kernels.c ----
@@ -466,8 +465,9 @@ void train_replay_begin(const train_run *run); // logs what a repetition must ha
 iso_status train_log_check(const train_options *options);
 // Local. Opens the outputs of --log and --tensorboard on rank 0.
 iso_status train_log_open(train_run *run);
-// Local. Closes them. ISO_ERR_IO if something could not be written.
-iso_status train_log_close(train_run *run);
+// Local. Waits until they are on disk. ISO_ERR_IO if something could not be written.
+iso_status train_log_sync(train_run *run);
+iso_status train_log_close(train_run *run); // likewise, and closes them
 void train_report_eval(train_run *run, const train_eval *eval);
 void train_report_sync(train_run *run, const train_sync *sync);
 

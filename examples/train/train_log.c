@@ -118,7 +118,13 @@ iso_status train_log_open(train_run *run) {
     return ISO_OK;
 }
 
+iso_status train_log_sync(train_run *run) {
+    TRY(iso_json_log_sync(run->log));
+    return iso_event_log_sync(run->board.log);
+}
+
 iso_status train_log_close(train_run *run) {
+    TRY(train_log_sync(run)); // the state of a finished run is saved later
     iso_status status = iso_json_log_close(&run->log);
     if (status < 0) {
         (void)train_error_of_library(status); // keep this message

@@ -22,6 +22,10 @@ iso_status iso_json_log_create(const char *path, iso_json_log **out);
 // Local. Opens the log PATH to append to it, or creates it. Removes an incomplete last line.
 // ISO_ERR_FORMAT if that line is not the beginning of an event: the file is then unchanged.
 iso_status iso_json_log_append(const char *path, iso_json_log **out);
+// Waits until everything that was written is on disk, so that a loss of power leaves it: call it
+// before saving a state that the log goes with. ISO_ERR_IO if any write failed. Does nothing for a
+// pipe, a device or a NULL log.
+iso_status iso_json_log_sync(iso_json_log *log);
 // Closes and frees the log. ISO_ERR_IO if any write failed. Accepts a NULL log.
 iso_status iso_json_log_close(iso_json_log **log);
 // To write an object, begin it with its "event", add fields, and end it. With a NULL log these
@@ -47,6 +51,8 @@ typedef struct iso_event_log iso_event_log;
 // folders above it if they are missing. TensorBoard shows the files of one folder as one run.
 // ISO_ERR_IO names folder and reason.
 iso_status iso_event_log_create(const char *folder, iso_event_log **out);
+// As iso_json_log_sync.
+iso_status iso_event_log_sync(iso_event_log *log);
 // Closes and frees the log. ISO_ERR_IO if any write failed. Accepts a NULL log.
 iso_status iso_event_log_close(iso_event_log **log);
 // Local. count: the number of event files in FOLDER; 0 if there is no such folder. remove: removes

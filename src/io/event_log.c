@@ -2,6 +2,7 @@
 // Writes event files of TensorBoard. A file is a sequence of records (TFRecord), each an Event in
 // the encoding of protocol buffers (tensorflow/core/util/event.proto, framework/summary.proto).
 #include "event_log.h"
+#include "durable.h"
 
 #include "base/base.h"
 
@@ -27,6 +28,7 @@ struct iso_event_log {
     FILE *file;
     char *path;
     int error;            // errno of the first write that failed
+    bool placed;          // its name is on disk
     int64_t step;         // of the event that is being written
     bytes summary, value; // its values so far; the one that is being added
     bytes event;
@@ -200,15 +202,24 @@ fail:
     return status;
 }
 
+static iso_status check_written(const iso_event_log *self) {
+    ISO_CHECK(!self->error, ISO_ERR_IO, "cannot write the event file %s: %s", self->path,
+              strerror(self->error));
+    return ISO_OK;
+}
+
+iso_status iso_event_log_sync(iso_event_log *log) {
+    if (!log) return ISO_OK;
+    ISO_TRY(check_written(log));
+    return iso__sync_stream(log->file, "the event file", log->path, &log->placed);
+}
+
 iso_status iso_event_log_close(iso_event_log **log) {
     iso_event_log *self = log ? *log : NULL;
     if (!self) return ISO_OK;
-    iso_status status = ISO_OK;
     errno = 0;
     if (fclose(self->file) != 0) note_error(self, errno);
-    if (self->error)
-        status = ISO_FAIL(ISO_ERR_IO, "cannot write the event file %s: %s", self->path,
-                          strerror(self->error));
+    iso_status status = check_written(self);
     free_log(self);
     *log = NULL;
     return status;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Writes JSON lines for other programs, and measures the memory of the process.
+#include "durable.h"
 #include "event_log.h"
 
 #include "base/base.h"
@@ -17,6 +18,7 @@ struct iso_json_log {
     FILE *file;
     char *path;
     int error;      // errno of the first write that failed
+    bool placed;    // its name is on disk
     char event[64]; // that is being written
     iso_json_watch watch;
     void *user;
@@ -121,14 +123,26 @@ static void note_error(iso_json_log *self, bool good) {
     if (!good && !self->error) self->error = errno ? errno : EIO;
 }
 
+static iso_status check_written(const iso_json_log *self) {
+    ISO_CHECK(!self->error, ISO_ERR_IO, "cannot write log %s: %s", self->path,
+              strerror(self->error));
+    return ISO_OK;
+}
+
+iso_status iso_json_log_sync(iso_json_log *log) {
+    if (!log) return ISO_OK;
+    errno = 0;
+    note_error(log, fflush(log->file) == 0 && !ferror(log->file));
+    ISO_TRY(check_written(log));
+    return iso__sync_stream(log->file, "log", log->path, &log->placed);
+}
+
 iso_status iso_json_log_close(iso_json_log **log) {
     iso_json_log *self = log ? *log : NULL;
     if (!self) return ISO_OK;
-    iso_status status = ISO_OK;
     note_error(self, !ferror(self->file));
     note_error(self, fclose(self->file) == 0);
-    if (self->error)
-        status = ISO_FAIL(ISO_ERR_IO, "cannot write log %s: %s", self->path, strerror(self->error));
+    iso_status status = check_written(self);
     iso__free(self->path);
     iso__free(self);
     *log = NULL;

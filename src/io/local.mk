@@ -1,6 +1,8 @@
 ## SPDX-License-Identifier: MIT
 # Checkpoints and metrics.
 libiso_core_la_SOURCES += src/io/checkpoint.c
+libiso_core_la_SOURCES += src/io/durable.c
+libiso_core_la_SOURCES += src/io/durable.h
 libiso_core_la_SOURCES += src/io/event_log.c
 libiso_core_la_SOURCES += src/io/event_log.h
 libiso_core_la_SOURCES += src/io/json_log.c

@@ -2,6 +2,7 @@
 // Writes named arrays as a safetensors file. At any time, the path has either the old file or the
 // complete new one.
 #include "base/recording.h"
+#include "io/durable.h"
 #include "io/safetensors.h"
 
 #include <errno.h>
@@ -139,23 +140,6 @@ static iso_status write_array(int file, const char *path, const iso__array *arra
     return ISO_OK;
 }
 
-// Makes the rename durable by syncing the folder. File systems that cannot sync folders return
-// EINVAL.
-static iso_status sync_folder(const char *path) {
-    char *folder;
-    ISO_TRY(iso__strdup(path, &folder));
-    char *slash = strrchr(folder, '/');
-    if (slash) slash[slash == folder] = 0;
-    int file = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool bad = file < 0 || (fsync(file) != 0 && errno != EINVAL);
-    int error = errno;
-    if (file >= 0) close(file);
-    iso__free(folder);
-    ISO_CHECK(!bad, ISO_ERR_IO, "cannot sync the folder of checkpoint %s: %s", path,
-              strerror(error));
-    return ISO_OK;
-}
-
 static iso_status write_file(const char *temporary, const char *path, const text *header,
                              const iso__array *arrays, int count) {
     iso_status status;
@@ -223,7 +207,7 @@ iso_status iso__safetensors_write(const char *path, bool sealed, const iso__note
         "%d are allowed",
         path, header.used, ISO__MOST_HEADER);
     ISO_TRY_GOTO(write_file(temporary.data, target, &header, arrays, count));
-    ISO_TRY_GOTO(sync_folder(target));
+    ISO_TRY_GOTO(iso__sync_folder("checkpoint", target)); // makes the rename durable
     status = ISO_OK;
 fail:
     iso__free(header.data);

@@ -139,9 +139,26 @@ Test(json_log, reports_a_full_disk_when_closed) {
     cr_assert_eq(iso_json_log_create("/dev/full", &log), ISO_OK);
     iso_json_begin(log, "e");
     iso_json_end(log);
+    cr_assert_eq(iso_json_log_sync(log), ISO_ERR_IO);
     cr_assert_eq(iso_json_log_close(&log), ISO_ERR_IO);
     cr_assert_null(log);
     cr_assert(strstr(iso_last_error()->message, "No space left"), "%s", iso_last_error()->message);
+}
+
+// What cannot be synced, such as a device, is as good as synced.
+Test(json_log, is_synced_where_that_can_be) {
+    const char *paths[] = {scratch_path("log"), NULL};
+    cr_assert_eq(iso_json_log_sync(NULL), ISO_OK);
+    for (int i = 0; i < 2; i++) {
+        iso_json_log *log;
+        cr_assert_eq(iso_json_log_create(paths[i], &log), ISO_OK);
+        iso_json_begin(log, "e");
+        iso_json_end(log);
+        cr_assert_eq(iso_json_log_sync(log), ISO_OK, "%s", iso_last_error()->message);
+        cr_assert_eq(iso_json_log_sync(log), ISO_OK);
+        cr_assert_eq(iso_json_log_close(&log), ISO_OK);
+    }
+    expect_text("{\"event\":\"e\"}\n");
 }
 
 // ---- Going on with a log ------------------------------------------------------------------------

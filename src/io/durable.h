@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+// What is written survives a loss of power.
+#ifndef ISO_DURABLE_H
+#define ISO_DURABLE_H
+
+#include <isotherm/status.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+// The folder of a file: its new names. what: "checkpoint" and the like, for messages.
+iso_status iso__sync_folder(const char *what, const char *path);
+// A stream that was flushed. Does nothing for pipes and devices. *placed: whether its folder was
+// synced; becomes true.
+iso_status iso__sync_stream(FILE *file, const char *what, const char *path, bool *placed);
+
+#endif
