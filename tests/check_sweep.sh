@@ -558,10 +558,12 @@ while [ ! -e both/.long.jsonl.part ] && [ $tries -lt 300 ]; do
 done
 on_two "$sweep" --out both/ $common -- "long: --sync lazy --steps 100000"
 is_alone() {
-    has_failed && one_sentence sweep "another sweep writes both/: process [0-9]+ on host .*, or give another --out \(if" \
+    has_failed && one_sentence sweep "another sweep writes both/?: process [0-9]+ on host .*, or give another --out \(if" \
         stderr && kill -0 $job && [ -e both/.long.jsonl.part ]
 }
 holds "a second sweep on the same folder is refused at the start" is_alone
+run_alone "$sweep" --report both
+holds "... and so is a report on it, before anything is read" is_alone
 holder=$(cut -d ' ' -f 2 both/.lock)
 [ -n "$holder" ] && kill -9 "$holder"
 kill -TERM $job

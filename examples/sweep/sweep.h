@@ -72,7 +72,8 @@ void sweep_resume_end(const sweep *self, int run);
 
 // Local. Reads the results of all runs in the folders, and writes one report on them to --out.
 // A run that is in two folders is taken once, with a message. Runs come in the order of their
-// dates. ISO_ERR_STATE if a sweep writes to --out. Call sweep_store_close also after a failure.
+// dates. ISO_ERR_STATE, before anything is read, if a sweep writes to --out. Call sweep_store_close
+// also after a failure.
 iso_status sweep_merge(sweep *self, char **folders, int count);
 
 // ---- sweep_describe.c ----

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static bool is_same_result(const report_run *a, const report_run *b) {
     bool failed = a->failure != NULL; // both of them
@@ -77,10 +78,19 @@ static iso_status check_runs(const sweep *self) {
                        self->baseline, self->earlier[0].name);
 }
 
-iso_status sweep_merge(sweep *self, char **folders, int count) {
+static iso_status read_folders(sweep *self, char **folders, int count) {
     for (int i = 0; i < count; i++) TRY(sweep_folder_scan(folders[i], take_file, self));
     TRY(check_runs(self));
     sort_runs(self);
-    TRY(sweep_store_take_folder(self));
+    return ISO_OK;
+}
+
+// The lock comes first: the report of a sweep that ends meanwhile would be replaced by an older
+// one. A new folder has no sweep, and is made only if there is something to report.
+iso_status sweep_merge(sweep *self, char **folders, int count) {
+    bool there = access(self->folder, F_OK) == 0;
+    if (there) TRY(sweep_store_take_folder(self));
+    TRY(read_folders(self, folders, count));
+    if (!there) TRY(sweep_store_take_folder(self));
     return sweep_report(self);
 }
