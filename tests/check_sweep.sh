@@ -343,6 +343,22 @@ compares_with_none() {
     [ "$status" = 0 ] && [ "$(wc -l <none/comparisons.csv)" = 1 ] && grep -q 'No run of the baseline, first, has results' none/report.html
 }
 holds "if the first run fails, no other one becomes the baseline" compares_with_none
+# As a run leaves them that failed alone, and succeeded as one of several seeds.
+mkdir retried failed.alone
+cp seeds/lazy-seed1.jsonl retried
+head -n 1 seeds/lazy-seed1.jsonl >failed.alone/lazy.failed
+echo '{"event":"failed","reason":"no luck"}' >>failed.alone/lazy.failed
+cp failed.alone/lazy.failed retried
+succeeded() { # folder, lines of its runs.csv
+    [ "$status" = 0 ] && [ "$(wc -l <"$1/runs.csv")" = "$2" ] && ! grep -q 'no luck' "$1/runs.csv" && ! grep -q 'Runs that failed' "$1/report.html"
+}
+run_alone "$sweep" --report retried
+holds "a run that succeeded is not reported as failed under its other name" succeeded retried 2
+run_alone "$sweep" --report failed.alone seeds --out merged
+holds "... nor if it failed in another folder" succeeded merged 7
+# shellcheck disable=SC2086
+on_two "$sweep" --out retried --target 0.2 $common --seeds 1 -- "lazy: --sync lazy"
+holds "... nor by a sweep that has it finished" succeeded retried 2
 mkdir longer
 sed 's/"seed":[0-9]*/"seed":77/; s/--seed [0-9]*/--seed 77/; s/\("version":"[^"]*\)"/\1-x"/' twin2/m.jsonl >longer/m-seed77.jsonl
 both_versions() {

@@ -57,6 +57,9 @@ iso_status sweep_folder_scan(const char *folder, sweep_take_file take, sweep *se
 bool sweep_folder_read(const char *folder, const char *file, size_t length, report_run *out);
 // Takes ownership of the run on success only.
 iso_status sweep_add_earlier(sweep *self, const report_run *run);
+// Local. Drops earlier failures of runs that succeeded, or failed again, under another name or in
+// another folder.
+void sweep_drop_outdated(sweep *self);
 
 // ---- sweep_resume.c ----
 

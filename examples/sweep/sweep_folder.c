@@ -73,3 +73,24 @@ iso_status sweep_add_earlier(sweep *self, const report_run *run) {
     self->earlier[self->earlier_count++] = *run;
     return ISO_OK;
 }
+
+// Whether the report has what came of the run: a run of the list counts as the last attempt.
+static bool is_known(const sweep *self, const report_run *failed) {
+    for (int i = 0; i < self->list.count; i++)
+        if (self->results[i].name && report_same_run(&self->results[i], failed)) return true;
+    for (int i = 0; i < self->earlier_count; i++)
+        if (!self->earlier[i].failure && report_same_run(&self->earlier[i], failed)) return true;
+    return false;
+}
+
+void sweep_drop_outdated(sweep *self) {
+    int kept = 0;
+    for (int i = 0; i < self->earlier_count; i++) {
+        report_run *run = &self->earlier[i];
+        if (run->failure && is_known(self, run))
+            report_run_free(run);
+        else
+            self->earlier[kept++] = *run;
+    }
+    self->earlier_count = kept;
+}

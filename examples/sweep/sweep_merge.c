@@ -80,6 +80,7 @@ static iso_status check_runs(const sweep *self) {
 
 static iso_status read_folders(sweep *self, char **folders, int count) {
     for (int i = 0; i < count; i++) TRY(sweep_folder_scan(folders[i], take_file, self));
+    sweep_drop_outdated(self);
     TRY(check_runs(self));
     sort_runs(self);
     return ISO_OK;

@@ -211,7 +211,9 @@ iso_status sweep_store_open(sweep *self) {
     TRY(sweep_store_take_folder(self));
     for (int i = 0; i < self->list.count; i++) adopt_file(self, i);
     for (int i = 0; i < self->list.count; i++) TRY(take_finished(self, i));
-    return sweep_folder_scan(self->folder, take_earlier, self);
+    TRY(sweep_folder_scan(self->folder, take_earlier, self));
+    sweep_drop_outdated(self);
+    return ISO_OK;
 }
 
 void sweep_store_close(void) { train_lock_release(); }
@@ -252,6 +254,13 @@ iso_status sweep_report(const sweep *self) {
     return status;
 }
 
+static iso_status take_result(sweep *self, int run, const char *path) {
+    report_run_free(&self->results[run]);
+    TRY(report_run_read(path, &self->results[run]));
+    sweep_drop_outdated(self);
+    return sweep_report(self);
+}
+
 // Puts the log in its place, and what it says into the report.
 static iso_status keep_log(sweep *self, int run, const char *ending) {
     char path[PATH_MAX];
@@ -259,9 +268,7 @@ static iso_status keep_log(sweep *self, int run, const char *ending) {
     if (rename(growing, path) != 0)
         return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
     growing[0] = 0;
-    report_run_free(&self->results[run]);
-    TRY(report_run_read(path, &self->results[run]));
-    return sweep_report(self);
+    return take_result(self, run, path);
 }
 
 static iso_status keep_finished(sweep *self, int run) {
@@ -313,9 +320,7 @@ static iso_status note_failed(sweep *self, int run, const char *reason) {
     char path[PATH_MAX];
     sweep_store_lost(self, run, reason);
     TRY(result_path(self, run, ".failed", path));
-    report_run_free(&self->results[run]);
-    TRY(report_run_read(path, &self->results[run]));
-    return sweep_report(self);
+    return take_result(self, run, path);
 }
 
 iso_status sweep_store_fail(sweep *self, int run, const char *reason, bool goes_on) {
