@@ -359,6 +359,26 @@ holds "... nor if it failed in another folder" succeeded merged 7
 # shellcheck disable=SC2086
 on_two "$sweep" --out retried --target 0.2 $common --seeds 1 -- "lazy: --sync lazy"
 holds "... nor by a sweep that has it finished" succeeded retried 2
+# One of three seeds failed.
+mkdir lacking
+cp seeds/*.jsonl lacking
+{
+    head -n 1 seeds/low-seed2.jsonl
+    echo '{"event":"failed","reason":"no luck"}'
+} >lacking/low-seed2.failed
+rm lacking/low-seed2.jsonl
+run_alone "$sweep" --report lacking --baseline lazy --target 0.01
+mode_has() { # mode, metric, awk condition
+    tr -d '\r' <lacking/modes.csv | sed 's/"[^"]*"//' | awk -F, '$1 == "'"$1"'" && $7 == "'"$2"'" { good = '"$3"' } END { exit !good }'
+}
+tells_lacking() {
+    [ "$status" = 0 ] && grep -q '>low (2 of 3 seeds)<code>' lacking/report.html &&
+        grep -q '<td>2 of 3<br><small>1 failed</small></td><td>2 of 3 seeds</td>' lacking/report.html &&
+        mode_has low test_accuracy '$8 == 2 && $9 > 0 && $13 == 1 && $15 == 2' &&
+        mode_has low seconds_to_target '$9 == ""' && mode_has lazy seconds_to_target '$8 == 3 && $9 > 0 && $13 == 0' &&
+        tr -d '\r' <lacking/comparisons.csv | grep -q '^low,A,lazy,train_loss,2,.*,3$'
+}
+holds "a mean that lacks the seed of a run that failed says so, and the time to the target has none" tells_lacking
 mkdir longer
 sed 's/"seed":[0-9]*/"seed":77/; s/--seed [0-9]*/--seed 77/; s/\("version":"[^"]*\)"/\1-x"/' twin2/m.jsonl >longer/m-seed77.jsonl
 both_versions() {
@@ -412,6 +432,7 @@ holds "... made on as many ranks, too" ranks_differ
 # ---- Interrupted ----
 
 # Starts a sweep, with the given words before it, and sends it a signal in its second run.
+suffix=
 interrupt() { # folder, words...
     folder=$1
     shift
@@ -420,7 +441,7 @@ interrupt() { # folder, words...
         >stdout 2>stderr </dev/null &
     job=$!
     tries=0
-    while [ ! -e "$folder/.long.jsonl.part" ] && [ $tries -lt 300 ]; do
+    while [ ! -e "$folder/.long$suffix.jsonl.part" ] && [ $tries -lt 300 ]; do
         sleep 0.1
         tries=$((tries + 1))
     done
@@ -435,6 +456,14 @@ is_stopped() {
         [ "$(find alone -type f ! -path '*/figures/*' | wc -l)" = 7 ]
 }
 holds "a signal ends it with the report of what is finished and no other files" is_stopped
+all=$common common="$common --seeds 1,2" suffix=-seed1
+interrupt begun env
+common=$all suffix=
+tells_left() {
+    [ "$status" = 143 ] && grep -q '>quick (1 of 2 seeds)<code>' begun/report.html &&
+        grep -q '<td>1 of 2<br><small>1 to be made</small></td>' begun/report.html
+}
+holds "... which says how many seeds of a mode are still to be made" tells_left
 # shellcheck disable=SC2086  # flags are several words
 interrupt two "$launcher" $flags -n 2 # which gives its ranks no time
 is_kept() { [ "$status" != 0 ] && [ "$(names two/runs.csv)" = "quick " ] && [ -e two/report.html ]; }
@@ -735,7 +764,7 @@ holds "--report predicts anew, and no faster network; without --predict nothing 
 cp -r nodes local && sed -i 's/"nodes":2/"nodes":1/' local/*.jsonl
 run_alone "$sweep" --report local --predict=10
 [ "$status" = 0 ] && grep -q '2 of 2 modes cannot be predicted: their ranks were on one node' local/report.html &&
-    ! grep -q 'Predicted winner' local/report.html && grep -q '^lazy,A,[12],10,0,1,[0-9.]*,,[0-9.]*,.$' local/predictions.csv
+    ! grep -q 'Predicted winner' local/report.html && grep -q '^lazy,A,[12],10,0,1,[0-9.]*,,[0-9.]*,,0,0.$' local/predictions.csv
 result $? "--predict says that ranks of one node cannot be predicted"
 run_alone "$sweep" --report nodes --predict 100,
 holds "refused with one sentence: half a network" is_refused '--predict 100,: give RATE or RATE,LATENCY'

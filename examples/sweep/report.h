@@ -66,6 +66,8 @@ typedef struct report {
     int64_t count;
     report_run *failed; // runs that failed: without numbers
     int64_t failed_count;
+    report_run *left; // runs that are still to be made: only name, options and seed
+    int64_t left_count;
 } report;
 
 // ---- report_read.c ----

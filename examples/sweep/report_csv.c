@@ -156,7 +156,9 @@ static void begin_group(FILE *to, const report_groups *all, const report_group *
 }
 
 void report_write_modes(FILE *to, const report_groups *all) {
-    fputs("run,setup,options,ranks,nodes,machine,metric,seeds,mean,deviation,low,high\r\n", to);
+    fputs("run,setup,options,ranks,nodes,machine,metric,seeds,mean,deviation,low,high,failed,left,"
+          "reached\r\n",
+          to);
     for (int64_t g = 0; g < all->count; g++) {
         const report_group *group = &all->groups[g];
         for (int i = 0; i < REPORT_METRICS; i++) {
@@ -166,17 +168,18 @@ void report_write_modes(FILE *to, const report_groups *all) {
             number_fields(to, (double[]){group->first->ranks, group->first->nodes}, 2);
             next_text(to, group->first->machine);
             next_text(to, report_metrics[i].key);
-            number_fields(
-                to,
-                (double[]){(double)s.count, s.mean, s.deviation, s.mean - s.half, s.mean + s.half},
-                5);
+            number_fields(to,
+                          (double[]){(double)s.count, s.mean, s.deviation, s.mean - s.half,
+                                     s.mean + s.half, (double)group->failed, (double)group->left,
+                                     (double)report_group_reached(all, group)},
+                          8);
             end_line(to);
         }
     }
 }
 
 void report_write_comparisons(FILE *to, const report_groups *all) {
-    fputs("run,setup,baseline,metric,pairs,difference,low,high,t,p,p_holm\r\n", to);
+    fputs("run,setup,baseline,metric,pairs,difference,low,high,t,p,p_holm,seeds\r\n", to);
     for (int i = 0; i < REPORT_METRICS; i++) {
         for (int64_t g = 0; g < all->count; g++) {
             const report_group *group = &all->groups[g];
@@ -188,8 +191,9 @@ void report_write_comparisons(FILE *to, const report_groups *all) {
             next_text(to, report_metrics[i].key);
             number_fields(to,
                           (double[]){(double)d->count, d->mean, d->mean - d->half,
-                                     d->mean + d->half, c.test.t, c.test.p, c.holm},
-                          7);
+                                     d->mean + d->half, c.test.t, c.test.p, c.holm,
+                                     (double)c.seeds},
+                          8);
             end_line(to);
         }
     }

@@ -21,7 +21,8 @@ static forecast make_forecast(const report_groups *all, int64_t g, report_predic
     const report_group *group = &all->groups[g];
     forecast out = {.group = g};
     for (int64_t i = 0; i < group->count; i++) each[i] = report_predict(all->study, group->runs[i]);
-    for (int64_t i = 0; i < group->count; i++) group->room[i] = each[i].target_seconds;
+    for (int64_t i = 0; i < group->count; i++)
+        group->room[i] = group->failed > 0 ? NAN : each[i].target_seconds; // as in the ranking
     out.target_seconds = report_stat_of(group->room, group->count).mean;
     for (int64_t i = 0; i < group->count; i++) group->room[i] = each[i].seconds;
     out.seconds = report_stat_of(group->room, group->count).mean;
@@ -135,7 +136,7 @@ void report_write_predicted(FILE *to, const report_groups *all) {
     const report_network *network = &all->study->network;
     forecast *order = sort_forecasts(all);
     fputs("run,setup,place,rate_mbit,latency_ms,seeds,seconds_to_target,"
-          "predicted_seconds_to_target,seconds,predicted_seconds\r\n",
+          "predicted_seconds_to_target,seconds,predicted_seconds,failed,left\r\n",
           to);
     for (int64_t i = 0, place = 1; order && i < all->count; i++, place++) {
         const report_group *group = &all->groups[order[i].group];
@@ -147,7 +148,7 @@ void report_write_predicted(FILE *to, const report_groups *all) {
         write_number(to, order[i].target_seconds);
         write_number(to, stat_of(all, order[i].group, report_seconds).mean);
         write_number(to, order[i].seconds);
-        fputs("\r\n", to);
+        fprintf(to, ",%lld,%lld\r\n", (long long)group->failed, (long long)group->left);
     }
     free(order);
 }

@@ -139,6 +139,25 @@ static iso_status add_run(report_groups *all, const report_run *run, size_t most
     return ISO_OK;
 }
 
+// What is known of a run that is still to be made.
+static bool is_same_plan(const report_run *left, const report_run *run) {
+    return is_same_text(left->name, run->name) && is_same_text(left->options, run->options);
+}
+
+// One that failed and is to be made again counts once.
+static void count_lacking(report_group *group, const report *study) {
+    for (int64_t i = 0; i < study->failed_count; i++)
+        group->failed += is_same_group(group->first, &study->failed[i]);
+    for (int64_t i = 0; i < study->left_count; i++) {
+        const report_run *left = &study->left[i];
+        bool again = !is_same_plan(left, group->first);
+        for (int64_t k = 0; k < study->failed_count && !again; k++)
+            again = study->failed[k].seed == left->seed &&
+                    is_same_group(group->first, &study->failed[k]);
+        group->left += !again;
+    }
+}
+
 // Groups of one name and setup have different settings: they are numbered.
 static void label_group(report_groups *all, int64_t i) {
     report_group *group = &all->groups[i];
@@ -146,12 +165,15 @@ static void label_group(report_groups *all, int64_t i) {
     for (int64_t k = 0; k < i; k++)
         twins += all->groups[k].setup == group->setup &&
                  strcmp(all->groups[k].first->name, group->first->name) == 0;
-    char number[16] = "", setup[16] = "";
+    char number[16] = "", setup[16] = "", lacking[64] = "";
+    long long seeds = (long long)report_group_seeds(group);
     if (twins > 1) snprintf(number, sizeof(number), " #%d", twins);
     if (all->setup_count > 1)
         snprintf(setup, sizeof(setup), " [%s]", all->setups[group->setup].letter);
     snprintf(group->name, sizeof(group->name), "%.70s%s", group->first->name, number);
-    snprintf(group->label, sizeof(group->label), "%s%s", group->name, setup);
+    if (group->count < seeds)
+        snprintf(lacking, sizeof(lacking), " (%lld of %lld seeds)", (long long)group->count, seeds);
+    snprintf(group->label, sizeof(group->label), "%s%s%s", group->name, setup, lacking);
 }
 
 iso_status report_groups_make(const report *study, report_groups *out) {
@@ -163,6 +185,7 @@ iso_status report_groups_make(const report *study, report_groups *out) {
     if (!out->setups || !out->groups || !out->room)
         return train_error(ISO_ERR_NOMEM, "out of memory for the report");
     for (int64_t i = 0; i < study->count; i++) TRY(add_run(out, &study->runs[i], most));
+    for (int64_t i = 0; i < out->count; i++) count_lacking(&out->groups[i], study);
     for (int64_t i = 0; i < out->count; i++) label_group(out, i);
     return ISO_OK;
 }
@@ -187,9 +210,21 @@ const report_group *report_group_of(const report_groups *all, const report_run *
 
 // ---- Numbers of a group -------------------------------------------------------------------------
 
+int64_t report_group_seeds(const report_group *group) {
+    return group->count + group->failed + group->left;
+}
+
+double report_group_value(const report_groups *all, const report_group *group, int64_t run,
+                          report_value value) {
+    bool at_target = value == report_target_seconds || value == report_target_steps ||
+                     value == report_target_megabytes;
+    return at_target && group->failed > 0 ? NAN : value(all->study, group->runs[run]);
+}
+
 report_stat report_group_stat(const report_groups *all, const report_group *group,
                               report_value value) {
-    for (int64_t i = 0; i < group->count; i++) group->room[i] = value(all->study, group->runs[i]);
+    for (int64_t i = 0; i < group->count; i++)
+        group->room[i] = report_group_value(all, group, i, value);
     return report_stat_of(group->room, group->count);
 }
 
@@ -217,8 +252,8 @@ static report_paired compare_pairs(const report_groups *all, const report_group 
     for (int64_t i = 0, k = 0; i < group->count && k < baseline->count;) {
         const report_run *a = group->runs[i], *b = baseline->runs[k];
         if (a->seed == b->seed) {
-            group->room[pairs] = value(all->study, a);
-            baseline->room[pairs++] = value(all->study, b);
+            group->room[pairs] = report_group_value(all, group, i, value);
+            baseline->room[pairs++] = report_group_value(all, baseline, k, value);
         }
         i += !(a->seed > b->seed);
         k += !(a->seed < b->seed);
@@ -237,6 +272,8 @@ report_comparison report_compare_group(const report_groups *all, const report_gr
         bool counts = other->setup == group->setup && other != out.baseline;
         p[i] = counts ? compare_pairs(all, other, out.baseline, value).p : NAN;
     }
+    int64_t own = report_group_seeds(group), others = report_group_seeds(out.baseline);
+    out.seeds = own > others ? own : others;
     report_holm(p, adjusted, all->count);
     out.holm = adjusted[group - all->groups];
     out.test = compare_pairs(all, group, out.baseline, value);

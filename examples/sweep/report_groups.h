@@ -16,13 +16,15 @@ typedef struct report_setup {
 
 // The runs of one mode: they have the same name, settings and setup, and different seeds.
 typedef struct report_group {
-    char name[96];   // of its runs; "name #2" if other runs of the setup have it, too
-    char label[112]; // the name; with more setups than one "name [A]"
+    char name[96]; // of its runs; "name #2" if other runs of the setup have it, too
+    // The name; with more setups than one "name [A]"; if seeds lack, "name (4 of 5 seeds)".
+    char label[176];
     const report_run *first;
     int64_t setup;
     const report_run **runs; // in the order of their seeds
     int64_t count;
-    double *room; // [count]
+    int64_t failed, left; // its runs that have no results: they failed, or are still to be made
+    double *room;         // [count]
 } report_group;
 
 typedef struct report_groups {
@@ -65,9 +67,14 @@ const report_point *report_reached(const report_run *run, double accuracy);
 
 // ---- Numbers of a group -------------------------------------------------------------------------
 
-// Of all runs of the group; the mean is NaN if one of them has no number.
+// How many seeds the mode is to have: count, failed and left.
+int64_t report_group_seeds(const report_group *group);
+// Of all runs of the group; the mean is NaN if one of them has no number. Numbers at the target
+// have a mean only if every seed reached it, and a run that failed did not.
 report_stat report_group_stat(const report_groups *all, const report_group *group,
                               report_value value);
+double report_group_value(const report_groups *all, const report_group *group, int64_t run,
+                          report_value value); // what the mean is of
 int64_t report_group_reached(const report_groups *all, const report_group *group);
 // The group of the same setup to compare with; NULL: there is none, or it is this one.
 const report_group *report_group_baseline(const report_groups *all, const report_group *group);
@@ -89,7 +96,8 @@ extern const report_metric report_metrics[REPORT_METRICS];
 typedef struct report_comparison {
     const report_group *baseline; // NULL: there is nothing to compare with
     report_paired test;
-    double holm; // test.p, adjusted for all comparisons of this metric in this setup
+    int64_t seeds; // that the two are to have: the pairs, and those that lack
+    double holm;   // test.p, adjusted for all comparisons of this metric in this setup
 } report_comparison;
 report_comparison report_compare_group(const report_groups *all, const report_group *group,
                                        int metric);

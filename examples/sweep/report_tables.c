@@ -70,7 +70,22 @@ static void reached_text(const report_groups *all, const report_group *group, ch
     int64_t reached = report_group_reached(all, group);
     snprintf(text, 64, "not reached");
     if (reached > 0)
-        snprintf(text, 64, "%lld of %lld seeds", (long long)reached, (long long)group->count);
+        snprintf(text, 64, "%lld of %lld seeds", (long long)reached,
+                 (long long)report_group_seeds(group));
+}
+
+// "5", or "4 of 5" of what should be there. The caller closes it.
+static void begin_count_cell(FILE *to, int64_t count, int64_t of) {
+    fprintf(to, "<td>%lld", (long long)count);
+    if (count < of) fprintf(to, " of %lld", (long long)of);
+}
+
+// With the reasons why seeds lack.
+static void seeds_cell(FILE *to, const report_group *group) {
+    begin_count_cell(to, group->count, report_group_seeds(group));
+    if (group->failed > 0) fprintf(to, "<br><small>%lld failed</small>", (long long)group->failed);
+    if (group->left > 0) fprintf(to, "<br><small>%lld to be made</small>", (long long)group->left);
+    fputs("</td>", to);
 }
 
 static int64_t most_seeds(const report_groups *all) {
@@ -95,7 +110,7 @@ static void write_rank(FILE *to, const report_groups *all, int64_t place, int64_
     reached_text(all, group, none);
     fprintf(to, "<tr><td>%lld</td>", (long long)place);
     label_cell(to, all, g, true);
-    fprintf(to, "<td>%lld</td>", (long long)group->count);
+    seeds_cell(to, group);
     stat_cell(to, 1, report_group_stat(all, group, report_target_seconds), 1, none);
     stat_cell(to, 0, report_group_stat(all, group, report_target_steps), 1, "");
     stat_cell(to, 1, report_group_stat(all, group, report_target_megabytes), 1, "");
@@ -112,7 +127,9 @@ void report_write_ranking(FILE *to, const report_groups *all) {
     fprintf(to,
             "<h2>Modes, sorted by time to reach %.4g %% test accuracy</h2>\n"
             "<p class=\"note\">Means over seeds &#177; half of the 95 %% confidence interval. The "
-            "time to the target has a mean if every seed reached it.</p>\n"
+            "time to the target has a mean if every seed reached it; a run that failed did not. "
+            "\"4 of 5\": the mean is over 4 seeds; the runs of the others failed, or are still to "
+            "be made.</p>\n"
             "<div class=\"wide\"><table><tr><th></th><th class=\"text\">mode</th><th>seeds</th>"
             "<th>time to target<br><small>s</small></th><th>steps to target</th>"
             "<th>sent until target<br><small>MB, all ranks</small></th>"
@@ -135,11 +152,15 @@ void report_write_ranking(FILE *to, const report_groups *all) {
 
 static void write_metric(FILE *to, const report_groups *all, const report_metric *m) {
     for (int64_t g = 0; g < all->count; g++) {
-        report_stat s = report_group_stat(all, &all->groups[g], m->value);
+        const report_group *group = &all->groups[g];
+        report_stat s = report_group_stat(all, group, m->value);
+        bool at_target = m->value == report_target_seconds;
+        int64_t count = at_target ? report_group_reached(all, group) : group->count;
         fprintf(to, "<tr><td class=\"text\">%s%s%s</td>", m->title, m->unit[0] ? ", " : "",
                 m->unit);
         label_cell(to, all, g, false);
-        fprintf(to, "<td>%lld</td>", (long long)s.count);
+        begin_count_cell(to, count, report_group_seeds(group));
+        fputs("</td>", to);
         number_cell(to, m->digits, m->scale * s.mean, "");
         number_cell(to, m->digits + 1, m->scale * s.deviation, "");
         range_cell(to, m->digits, s, m->scale);
@@ -183,7 +204,9 @@ static void write_test(FILE *to, const report_groups *all, int64_t g, int metric
     label_cell(to, all, g, false);
     fputs("<td class=\"text\">", to);
     report_escape(to, c.baseline->label);
-    fprintf(to, "</td><td>%lld</td>", (long long)d->count);
+    fputs("</td>", to);
+    begin_count_cell(to, d->count, c.seeds);
+    fputs("</td>", to);
     number_cell(to, m->digits + 1, m->scale * d->mean, "");
     range_cell(to, m->digits + 1, *d, m->scale);
     if (d->count >= 2 && isfinite(d->mean) && isnan(c.test.p)) {

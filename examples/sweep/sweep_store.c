@@ -232,6 +232,16 @@ static void add_to_report(report *study, const report_run *run) {
         study->runs[study->count++] = *run;
 }
 
+// A run of the list, made or not.
+static void add_listed(report *study, const sweep *self, int run) {
+    sweep_entry *entry = self->list.entries[run];
+    add_to_report(study, &self->results[run]);
+    if (!self->results[run].name)
+        study->left[study->left_count++] = (report_run){.name = entry->name,
+                                                        .options = entry->options,
+                                                        .seed = (double)self->options[run].seed};
+}
+
 iso_status sweep_report(const sweep *self) {
     report study = {.title = "Strategies of synchronisation compared",
                     .target = self->target,
@@ -241,16 +251,17 @@ iso_status sweep_report(const sweep *self) {
     size_t count = (size_t)(self->list.count + self->earlier_count);
     study.runs = calloc(count, sizeof(*study.runs));
     study.failed = calloc(count, sizeof(*study.failed));
+    study.left = calloc(count, sizeof(*study.left));
     iso_status status = ISO_OK;
-    if (!study.runs || !study.failed)
+    if (!study.runs || !study.failed || !study.left)
         status = train_error(ISO_ERR_NOMEM, "out of memory for the report");
-    for (int i = 0; i < self->list.count && status == ISO_OK; i++)
-        add_to_report(&study, &self->results[i]);
+    for (int i = 0; i < self->list.count && status == ISO_OK; i++) add_listed(&study, self, i);
     for (int i = 0; i < self->earlier_count && status == ISO_OK; i++)
         add_to_report(&study, &self->earlier[i]);
     if (status == ISO_OK) status = report_write(&study, self->folder);
     free(study.runs);
     free(study.failed);
+    free(study.left);
     return status;
 }
 

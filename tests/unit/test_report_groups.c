@@ -139,6 +139,67 @@ Test(report_groups, have_a_time_to_the_target_if_every_seed_reached_it) {
     report_groups_free(&all);
 }
 
+static void assert_stat(const report_groups *all, report_value value, int64_t count, double mean) {
+    report_stat s = report_group_stat(all, &all->groups[0], value);
+    cr_assert(s.count == count, "%lld, not %lld", (long long)s.count, (long long)count);
+    if (isnan(mean)) cr_assert(isnan(s.mean));
+    if (!isnan(mean)) assert_near(s.mean, mean);
+}
+
+// Of seeds 1 to 5, 3 failed, 4 failed in an earlier sweep and is to be made again, as is 5.
+Test(report_groups, tell_which_seeds_they_lack) {
+    report_run left[] = {{.name = "a", .options = "", .seed = 4},
+                         {.name = "a", .options = "", .seed = 5},
+                         {.name = "b", .options = "", .seed = 5},
+                         {.name = "a", .options = "--lr 2", .seed = 5}};
+    report_groups all;
+    for (int seed = 1; seed <= 5; seed++) add_run("a", seed, 0.9 + seed / 100.0, "--lr 1");
+    add_run("b", 1, 0.95, "--lr 2");
+    report_run failed[] = {runs[2], runs[3], runs[4]};
+    runs[2] = runs[5];
+    study.count = 3;
+    study.failed = failed;
+    study.failed_count = 2;
+    cr_assert(report_groups_make(&study, &all) == ISO_OK);
+    cr_assert(all.groups[0].count == 2 && all.groups[0].failed == 2 && all.groups[0].left == 0);
+    cr_assert_str_eq(all.groups[0].label, "a (2 of 4 seeds)");
+    cr_assert_str_eq(all.groups[1].label, "b");
+    report_groups_free(&all);
+    study.left = left;
+    study.left_count = 4;
+    cr_assert(report_groups_make(&study, &all) == ISO_OK);
+    cr_assert(all.groups[0].failed == 2 && all.groups[0].left == 1);
+    cr_assert_str_eq(all.groups[0].label, "a (2 of 5 seeds)");
+    cr_assert_str_eq(all.groups[1].label, "b (1 of 2 seeds)");
+    cr_assert(report_group_reached(&all, &all.groups[0]) == 2);
+    assert_stat(&all, report_accuracy, 2, 0.915);
+    assert_stat(&all, report_target_seconds, 2, NAN); // a run that failed did not reach it
+    assert_stat(&all, report_target_steps, 2, NAN);
+    report_groups_free(&all);
+    study.failed_count = 0; // what is not made yet says nothing of the target
+    cr_assert(report_groups_make(&study, &all) == ISO_OK);
+    assert_stat(&all, report_target_seconds, 2, 10);
+    cr_assert_str_eq(all.groups[0].label, "a (2 of 4 seeds)");
+    report_groups_free(&all);
+}
+
+Test(report_groups, compare_the_seeds_that_both_have) {
+    report_groups all;
+    for (int seed = 1; seed <= 3; seed++) add_run("a", seed, 0.91 + seed / 100.0, "--lr 1");
+    for (int seed = 1; seed <= 3; seed++) add_run("b", seed, 0.93 + seed / 50.0, "--lr 2");
+    report_run failed = runs[5];
+    study.count = 5;
+    study.failed = &failed;
+    study.failed_count = 1;
+    cr_assert(report_groups_make(&study, &all) == ISO_OK);
+    report_comparison c = report_compare_group(&all, &all.groups[1], 0);
+    cr_assert(c.seeds == 3 && c.test.difference.count == 2);
+    assert_near(c.test.difference.mean, 0.035);
+    c = report_compare_group(&all, &all.groups[1], 2); // the time to the target
+    cr_assert(c.seeds == 3 && isnan(c.test.difference.mean));
+    report_groups_free(&all);
+}
+
 Test(report_groups, on_the_pareto_front_are_beaten_by_none) {
     const double cost[] = {3, 1, 2, 2, 4, NAN, 1};
     const double gain[] = {9, 5, 7, 6, 9, 99, 5};
