@@ -140,7 +140,7 @@ static iso_status run_piece(iso__base_optimizer *self, int i, piece_update *u, c
                             double scale, const iso_hyper *hyper, double *square) {
     iso__slot *slot = &self->slot[i];
     const iso__rule *rule = iso__rule_of(self);
-    u->piece.step += u->begins;
+    u->piece.step += u->begins && (!rule->counts || rule->counts(hyper));
     if (u->begins && rule->factor) u->piece.product *= rule->factor(hyper, u->piece.step);
     if (hyper->maximize) scale = -scale;
     int64_t start = iso__span_begin(ISO_LANE_UPDATE, slot->name);

@@ -18,7 +18,8 @@ typedef struct iso__slot {
     const char *name; // full name, owned by the list
     int64_t offset;   // bytes, a multiple of 64
     int group;        // 0: updated with base.hyper
-    int64_t step;     // number of its updates, including the one under way; PyTorch's state["step"]
+    int64_t step;     // number of its updates that its rule counts, including the one under way;
+                      // PyTorch's state["step"]
     double product;   // product of the rule's factors of these updates; 1 at first
     int64_t left; // elements that the update under way has not reached; 0: no update is under way
 } iso__slot;
@@ -29,8 +30,8 @@ typedef struct iso__piece {
     void *value;              // the parameter, or its master weights
     int64_t count;
     size_t state_offset; // bytes, in each kind's arena
-    int64_t step;        // the number of this update of the parameter, from 1
-    double product;      // of the rule's factors, including that of this update
+    int64_t step;   // the number of this update of the parameter, from 1, if its rule counts it
+    double product; // of the rule's factors, including that of this update
 } iso__piece;
 
 // A group of parameters, except group 0.
@@ -72,6 +73,8 @@ typedef struct iso__rule {
     const char *product_name; // PyTorch's name of that product
     // Whether updates with these hyperparameters use state `kind`. NULL: all of them, always.
     bool (*needs_state)(int kind, const iso_hyper *hyper);
+    // Whether an update with these hyperparameters counts in iso__slot.step. NULL: always.
+    bool (*counts)(const iso_hyper *hyper);
     iso_status (*check)(const char *name, const iso_hyper *hyper); // beyond lr and weight_decay
     bool whole; // an update needs the whole parameter at once
     // Updates a piece of a parameter from its gradient * scale. Allocates nothing. For the number

@@ -17,7 +17,10 @@ static bool needs_state(int kind, const iso_hyper *hyper) {
     return hyper->momentum != 0;
 }
 
-// The buffer exists without momentum too, because momentum may be changed between steps.
+static bool has_momentum(const iso_hyper *hyper) { return hyper->momentum != 0; }
+
+// The buffer exists without momentum too, because momentum may be changed between steps. In PyTorch
+// it does not exist before the first update with momentum.
 static iso_status update_piece(const iso__base_optimizer *self, const iso__piece *piece,
                                const void *gradient, double scale, const iso_hyper *hyper) {
     iso__sgd_args args = {
@@ -39,6 +42,7 @@ const iso__rule iso__rule_sgd = {
     .defaults = {.lr = 1e-3},
     .state_name = {"momentum_buffer"},
     .needs_state = needs_state,
+    .counts = has_momentum,
     .check = check_hyper,
     .apply = update_piece,
 };

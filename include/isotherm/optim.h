@@ -56,8 +56,9 @@ typedef struct iso_hyper {
 } iso_hyper;
 // Formulas that use the number of updates count the updates of each parameter, as in PyTorch. These
 // are t in the bias corrections (adam, adamw, lamb, nadam), t in lr_decay, nadam's product of
-// momentum factors, and sgd's first update, which sets the momentum buffer to the gradient. A
-// parameter that a step leaves out (ISO_UNUSED_NEGOTIATE) is one update behind.
+// momentum factors, and sgd's first update with momentum, which sets the momentum buffer to the
+// gradient (sgd counts no other updates). A parameter that a step leaves out (ISO_UNUSED_NEGOTIATE)
+// is one update behind.
 
 // The defaults of PyTorch's optimizer. (torch.optim.SGD has no default lr before PyTorch 2.2; here
 // it is 1e-3.) LAMB: lr 1e-3, and the paper's beta1 0.9, beta2 0.999, eps 1e-6, weight_decay 0.01.

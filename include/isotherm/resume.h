@@ -66,8 +66,8 @@ void iso_state_accept_nodes(iso_state *state, bool *moved);
 // For a daso optimizer it also adds phase, counters, policy and the exchange in flight; it waits
 // for that exchange and saves its result unmerged. If ranks may have different parameters (with
 // daso, or if gradients are not averaged over all ranks), each rank saves its own parameters and
-// optimizer state. "optimizer/KIND/state.NAME.step" counts the updates of a parameter; if a file of
-// an older version lacks it, the step of the parameter's group is used.
+// optimizer state. "optimizer/KIND/state.NAME.step" counts the updates of a parameter, of SGD those
+// with momentum; if a file of an older version lacks it, the step of the parameter's group is used.
 //
 // Call it between steps, in training mode. It completes pending updates, so the list is valid until
 // the next step: create a new one for each save. Gradients are not saved.

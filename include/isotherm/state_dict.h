@@ -62,7 +62,8 @@ iso_status iso_module_load_state_dict(iso_module *module, const iso_state_dict *
 //
 //   state.NAME.exp_avg etc.   state tensors, with the shape of the parameter
 //   state.NAME.master_param   f32 values of a bf16 or f16 parameter (iso_reducer_set_optimizer)
-//   state.NAME.step           number of updates of the parameter (i64, 0 dimensions)
+//   state.NAME.step           number of updates of the parameter (i64, 0 dimensions); of SGD, only
+//                             of those with momentum
 //   param_groups.0.lr etc.    hyperparameters of each group (0 dimensions)
 //   param_groups.0.step       number of steps of the group
 //   param_groups.params       group of each parameter, in order; only with several groups
@@ -75,7 +76,8 @@ iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *ou
 // As iso_module_load_state_dict. Also replaces lr and all other hyperparameters, as PyTorch does.
 // ISO_ERR_ARG for hyperparameters that PyTorch refuses, ISO_ERR_MISMATCH if the groups differ.
 // Numbers of updates may be floating-point, as PyTorch's are. Files of earlier versions lack them.
-// Each parameter then gets its group's number of steps.
+// Each parameter then gets its group's number of steps. For SGD without momentum_buffer, as PyTorch
+// writes it, the next update with momentum is the first one.
 //
 // Two state tensors are optional, because PyTorch's files lack them if the loaded hyperparameters
 // do not use them: momentum_buffer of SGD and RMSprop without momentum, and grad_avg of RMSprop

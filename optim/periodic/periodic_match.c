@@ -170,13 +170,14 @@ static void take_updates(iso__base_optimizer *core, const double *number, const 
 }
 
 // Optimizer state has moved: these numbers go with it, but for those of parameters that stay. They
-// are equal on all trainers without parameters that are unused in a step, and without factors, as
-// those of NAdam.
+// are equal on all trainers without parameters that are unused in a step, with a rule that counts
+// every update and has no factors (NAdam has some).
 static iso_status move_updates(iso__periodic *p, int from, const bool *stays) {
     iso__base_optimizer *core = iso__optimizer_innermost(p->inner);
     size_t row = NUMBERS * (size_t)core->count, count = row * (size_t)p->layout->nodes;
     void *memory;
-    if (!p->steps && !iso__rule_of(core)->factor) return ISO_OK;
+    const iso__rule *rule = iso__rule_of(core);
+    if (!p->steps && !rule->factor && !rule->counts) return ISO_OK;
     ISO_TRY(iso__comm_alloc_zero(p->comm, count * sizeof(double), &memory));
     double *table = memory;
     if (p->layout->local_rank == 0) list_updates(core, table + row * (size_t)p->layout->node_index);

@@ -188,37 +188,42 @@ static iso_status read_number(const iso_state_dict *dict, const char *name, doub
     return iso_tensor_unmap(tensor);
 }
 
-// SGD's first update would overwrite a momentum that is loaded. PyTorch counts no steps of SGD.
-static bool has_momentum(const iso__base_optimizer *core, const iso__slot *slot,
-                         const iso_state_dict *given) {
+// PyTorch counts no steps of SGD. Its first update with momentum overwrites the buffer. So there
+// was one if a buffer is loaded, and none if the buffer becomes zeros.
+static iso_status presume_sgd_step(iso__base_optimizer *core, const iso__slot *slot,
+                                   const iso_state_dict *given, double group_step, int64_t *step) {
     char name[NAME_ROOM];
+    double momentum = iso__group_hyper(core, slot->group)->momentum;
+    snprintf(name, sizeof(name), "param_groups.%d.momentum", slot->group);
+    ISO_TRY(read_number(given, name, momentum, &momentum));
     snprintf(name, sizeof(name), "state.%s.momentum_buffer", slot->name);
-    return iso__rule_of(core) == &iso__rule_sgd && iso_state_dict_find(given, name);
+    bool buffer = iso_state_dict_find(given, name) != NULL;
+    if (buffer && group_step < 1 && slot->step < 1) *step = 1;
+    if (!buffer && momentum == 0) *step = 0;
+    return ISO_OK;
 }
 
 // For a dict without steps, from a version that did not count them: -1 stands for the step of the
 // group. If dict lacks that too, steps stay as they are.
-static iso_status presume_steps(const iso__base_optimizer *core, const iso_state *state,
+static iso_status presume_steps(iso__base_optimizer *core, const iso_state *state,
                                 const iso_state_dict *own, iso_state_dict *given) {
     char name[NAME_ROOM];
     for (int i = 0, k = 0; i < own->count; i++) {
         const iso_named_tensor *item = &own->item[i];
         if (!state->array[ISO_STATE_SHARED][i].optional) continue;
         const iso__slot *slot = &core->slot[k++];
-        double step;
+        double group_step;
         snprintf(name, sizeof(name), "param_groups.%d.step", slot->group);
-        ISO_TRY(read_number(given, name, 0, &step));
-        if (step < 1 && slot->step < 1 && has_momentum(core, slot, given))
-            ISO_TRY(add_step(core->module->device, item->name, 1, given));
-        else if (iso_state_dict_find(given, name))
-            ISO_TRY(add_step(core->module->device, item->name, -1, given));
-        else
-            ISO_TRY(iso_state_dict_add(given, item->name, item->tensor));
+        ISO_TRY(read_number(given, name, 0, &group_step));
+        int64_t step = iso_state_dict_find(given, name) ? -1 : slot->step;
+        if (iso__rule_of(core) == &iso__rule_sgd)
+            ISO_TRY(presume_sgd_step(core, slot, given, group_step, &step));
+        ISO_TRY(add_step(core->module->device, item->name, step, given));
     }
     return ISO_OK;
 }
 
-static iso_status accept_steps(const iso__base_optimizer *core, const iso_state *state,
+static iso_status accept_steps(iso__base_optimizer *core, const iso_state *state,
                                const iso_state_dict *own, const iso_state_dict *dict,
                                iso_state_dict *out) {
     int steps = 0;

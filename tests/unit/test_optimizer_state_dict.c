@@ -301,6 +301,90 @@ Test(optimizer_state_dict, each_group_needs_what_its_hyperparameters_use) {
     destroy(&t);
 }
 
+// ---- Momentum that comes later ------------------------------------------------------------------
+
+// Loads the dicts of `from` into `to`. as_pytorch: without what PyTorch's dict of an SGD without
+// momentum lacks.
+static void load_all(const training *from, training *to, bool as_pytorch) {
+    iso_state_dict model = model_dict(from), all = optimizer_dict(from), part = {0};
+    for (int i = 0; i < all.count; i++) {
+        const char *name = all.item[i].name;
+        if (!as_pytorch || (!strstr(name, ".step") && !strstr(name, ".momentum_buffer")))
+            cr_ok(iso_state_dict_add(&part, name, all.item[i].tensor));
+    }
+    cr_ok(iso_module_load_state_dict(to->model, &model, true, NULL));
+    cr_ok(iso_optimizer_load_state_dict(to->optimizer, &part, !as_pytorch, NULL));
+    iso_state_dict *dicts[] = {&model, &all, &part};
+    for (int i = 0; i < 3; i++) iso_state_dict_destroy(dicts[i]);
+}
+
+static void set_momentum(training *t, double momentum) {
+    for (int g = 0; g < iso_optimizer_groups(t->optimizer); g++) {
+        iso_optimizer_group_hyper(t->optimizer, g)->momentum = momentum;
+        iso_optimizer_group_hyper(t->optimizer, g)->dampening = 0.5;
+    }
+}
+
+// The first update with momentum sets the buffer to the gradient, without dampening, as that of a
+// new optimizer does. loads: into an optimizer that has momentum.
+static void begin_late(int groups, bool loads, bool as_pytorch) {
+    training late = create(ISO_SGD, groups, ISO_F32, 1),
+             fresh = create(ISO_SGD, groups, ISO_F32, 2),
+             other = create(ISO_SGD, groups, ISO_F32, 3);
+    set_momentum(&late, 0);
+    train(&late, 0, 3);
+    train(&other, 10, 12);
+    if (loads) load_all(&late, &other, as_pytorch);
+    training *now = loads ? &other : &late;
+    iso_state_dict model = model_dict(&late);
+    cr_ok(iso_module_load_state_dict(fresh.model, &model, true, NULL));
+    set_momentum(now, 0.9);
+    set_momentum(&fresh, 0.9);
+    train(now, 3, 6);
+    train(&fresh, 3, 6);
+    cr_assert(same_dicts(model_dict(now), model_dict(&fresh)));
+    iso_state_dict_destroy(&model);
+    training *trainings[] = {&late, &fresh, &other};
+    for (int i = 0; i < 3; i++) destroy(trainings[i]);
+}
+
+Test(optimizer_state_dict, momentum_that_comes_later_begins_with_the_gradient) {
+    for (int groups = 1; groups <= 2; groups++) {
+        begin_late(groups, false, false);
+        begin_late(groups, true, false);
+        begin_late(groups, true, true);
+    }
+}
+
+// A pause leaves the buffer as it is: afterwards it is 0.9 of that and 0.5 of the gradient.
+static void go_on_after_a_pause(bool loads) {
+    training first = create(ISO_SGD, 1, ISO_F32, 1), other = create(ISO_SGD, 1, ISO_F32, 2);
+    set_momentum(&first, 0.9);
+    train(&first, 0, 2);
+    set_momentum(&first, 0);
+    train(&first, 2, 4);
+    if (loads) load_all(&first, &other, false);
+    training *now = loads ? &other : &first;
+    iso_state_dict dict = optimizer_dict(now); // shares the optimizer's memory
+    const float *buffer =
+        iso_tensor_data(iso_state_dict_find(&dict, "state.fc.weight.momentum_buffer"));
+    float before[6];
+    memcpy(before, buffer, sizeof(before));
+    set_momentum(now, 0.9);
+    train(now, 4, 5);
+    const float *gradient = iso_tensor_data(now->model->child[0]->parameter[0]->grad);
+    for (int i = 0; i < 6; i++)
+        cr_assert_float_eq(buffer[i], 0.9F * before[i] + 0.5F * gradient[i], 1e-6);
+    iso_state_dict_destroy(&dict);
+    destroy(&first);
+    destroy(&other);
+}
+
+Test(optimizer_state_dict, momentum_that_pauses_keeps_its_buffer) {
+    go_on_after_a_pause(false);
+    go_on_after_a_pause(true);
+}
+
 // ---- What does not fit --------------------------------------------------------------------------
 
 // from's state into into's optimizer: refused with these words, and without a change. Takes both.

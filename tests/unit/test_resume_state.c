@@ -182,6 +182,7 @@ Test(resume_state, shows_parameters_in_their_shape_and_the_step) {
     iso_hyper hyper = iso_hyper_default(ISO_SGD);
     iso_optimizer *optimizer;
     hyper.lr = 0.125;
+    hyper.momentum = 0.9;
     cr_ok(iso_optimizer_create(ISO_SGD, net, &hyper, &optimizer));
     cr_ok(iso_optimizer_step(optimizer));
     cr_ok(iso_optimizer_step(optimizer));
