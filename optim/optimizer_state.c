@@ -11,7 +11,6 @@
 static const int64_t one = 1;
 
 // prefix: "optimizer/KIND/param_groups.N".
-// Entries that older versions do not know are listed only if they are in use.
 static iso_status add_hyper(const iso__rule *rule, iso_hyper *hyper, const char *prefix,
                             iso_state *state) {
     struct {
@@ -34,9 +33,7 @@ static iso_status add_hyper(const iso__rule *rule, iso_hyper *hyper, const char 
         ISO_TRY(iso__state_add_f64(state, numbers[i].number, "%s.%s", prefix, numbers[i].name));
     ISO_TRY(iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->nesterov, "%s.nesterov", prefix));
     ISO_TRY(iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->centered, "%s.centered", prefix));
-    if (hyper->maximize)
-        ISO_TRY(
-            iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->maximize, "%s.maximize", prefix));
+    ISO_TRY(iso__state_add_new(state, ISO_STATE_U8, &hyper->maximize, "%s.maximize", prefix));
     if (rule->factor)
         ISO_TRY(iso__state_add_f64(state, &hyper->momentum_decay, "%s.momentum_decay", prefix));
     ISO_TRY(iso__state_add_i64(state, &hyper->step, "%s.step", prefix));
@@ -105,18 +102,20 @@ iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
         ISO_TRY(iso__state_add_f64(state, &self->slot[i].product, "optimizer/%s/state.%s.%s",
                                    rule->ops.name, self->slot[i].name, rule->product_name));
     for (int i = 0; i < self->count; i++)
-        ISO_TRY(iso__state_add_new_i64(state, &self->slot[i].step, "optimizer/%s/state.%s.step",
-                                       rule->ops.name, self->slot[i].name));
+        ISO_TRY(iso__state_add_new(state, ISO_STATE_I64, &self->slot[i].step,
+                                   "optimizer/%s/state.%s.step", rule->ops.name,
+                                   self->slot[i].name));
     return ISO_OK;
 }
 
 // ---- When it was loaded --------------------------------------------------------------------------
 
-// A byte from a file may be neither 0 nor 1, which is no valid bool.
+// A byte from a file may be neither 0 nor 1, which is no valid bool. Files of older versions lack
+// switches that were off.
 static void mend_flag(bool *flag) {
     uint8_t byte;
     memcpy(&byte, flag, 1);
-    *flag = byte != 0;
+    *flag = byte != 0 && byte != ISO__STATE_NO_BYTE;
 }
 
 static iso_status check_groups(iso__base_optimizer *self) {

@@ -107,11 +107,14 @@ iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *ou
 }
 
 // ---- Steps of parameters ------------------------------------------------------------------------
-// Only these entries may be missing. own: the optimizer's own dict, in the order of its list.
+// Only these entries, and maximize, may be missing. own: the optimizer's own dict, in the order of
+// its list.
+
+static bool counts_updates(const iso__array *array) { return array->optional && !is_switch(array); }
 
 static bool is_step(const iso_state *state, const iso_state_dict *own, const char *name) {
     int i = iso__state_dict_index(own, name);
-    return i >= 0 && state->array[ISO_STATE_SHARED][i].optional;
+    return i >= 0 && counts_updates(&state->array[ISO_STATE_SHARED][i]);
 }
 
 static iso_status read_step(const iso_named_tensor *from, int64_t *out) {
@@ -128,13 +131,14 @@ static iso_status read_step(const iso_named_tensor *from, int64_t *out) {
     return ISO_OK;
 }
 
-static iso_status add_step(iso_device *device, const char *name, int64_t step, iso_state_dict *to) {
+static iso_status add_i64(iso_device *device, const char *name, int64_t number,
+                          iso_state_dict *to) {
     iso_tensor *tensor;
     void *host;
     ISO_TRY(iso_tensor_create(device, ISO_I64, 0, NULL, &tensor));
     iso_status status = iso_tensor_map(tensor, ISO_WRITE, &host);
     if (status >= 0) {
-        *(int64_t *)host = step;
+        *(int64_t *)host = number;
         status = iso_tensor_unmap(tensor);
     }
     if (status >= 0) status = iso_state_dict_add(to, name, tensor);
@@ -165,7 +169,7 @@ static iso_status take_entries(iso_device *device, const iso_state *state,
         *steps += step;
         if (step && number && iso_tensor_ndim(item->tensor) == 0) {
             ISO_TRY(read_step(item, &value));
-            ISO_TRY(add_step(device, item->name, value, out));
+            ISO_TRY(add_i64(device, item->name, value, out));
         } else {
             ISO_TRY(iso_state_dict_add(out, item->name, item->tensor));
         }
@@ -210,7 +214,7 @@ static iso_status presume_steps(iso__base_optimizer *core, const iso_state *stat
     char name[NAME_ROOM];
     for (int i = 0, k = 0; i < own->count; i++) {
         const iso_named_tensor *item = &own->item[i];
-        if (!state->array[ISO_STATE_SHARED][i].optional) continue;
+        if (!counts_updates(&state->array[ISO_STATE_SHARED][i])) continue;
         const iso__slot *slot = &core->slot[k++];
         double group_step;
         snprintf(name, sizeof(name), "param_groups.%d.step", slot->group);
@@ -218,7 +222,7 @@ static iso_status presume_steps(iso__base_optimizer *core, const iso_state *stat
         int64_t step = iso_state_dict_find(given, name) ? -1 : slot->step;
         if (iso__rule_of(core) == &iso__rule_sgd)
             ISO_TRY(presume_sgd_step(core, slot, given, group_step, &step));
-        ISO_TRY(add_step(core->module->device, item->name, step, given));
+        ISO_TRY(add_i64(core->module->device, item->name, step, given));
     }
     return ISO_OK;
 }
@@ -229,6 +233,21 @@ static iso_status accept_steps(iso__base_optimizer *core, const iso_state *state
     int steps = 0;
     ISO_TRY(take_entries(core->module->device, state, own, dict, out, &steps));
     if (steps == 0) ISO_TRY(presume_steps(core, state, own, out));
+    return ISO_OK;
+}
+
+// ---- maximize -----------------------------------------------------------------------------------
+
+// Earlier versions listed it only if it was true.
+static iso_status presume_maximize(iso__base_optimizer *core, iso_state_dict *given) {
+    char name[NAME_ROOM];
+    for (int g = 0; g < core->groups; g++) {
+        snprintf(name, sizeof(name), "param_groups.%d.lr", g);
+        bool group = iso_state_dict_find(given, name) != NULL;
+        snprintf(name, sizeof(name), "param_groups.%d.maximize", g);
+        if (group && !iso_state_dict_find(given, name))
+            ISO_TRY(add_i64(core->module->device, name, false, given));
+    }
     return ISO_OK;
 }
 
@@ -340,6 +359,7 @@ iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_sta
     ISO_TRY(list_state(optimizer, &core, &state));
     ISO_TRY_GOTO(make_dict(core->module->device, state, &own));
     ISO_TRY_GOTO(accept_steps(core, state, &own, dict, &given));
+    ISO_TRY_GOTO(presume_maximize(core, &given));
     ISO_TRY_GOTO(presume_unused(core, &own, &given));
     ISO_TRY_GOTO(iso__state_dict_match(&own, &given, "optimizer", strict, &found));
     ISO_TRY_GOTO(load_entries(core, state, &own, &given));

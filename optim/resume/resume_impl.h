@@ -60,9 +60,11 @@ iso_status iso__state_add_f64(iso_state *state, double *number, const char *form
     __attribute__((format(printf, 3, 4)));
 iso_status iso__state_add_i64(iso_state *state, int64_t *number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-// A number that files of older versions lack; loading such a file sets it to -1.
-iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+// A number that files of older versions lack; loading such a file sets all its bits, so an integer
+// becomes -1 and a byte ISO__STATE_NO_BYTE.
+#define ISO__STATE_NO_BYTE 0xff
+iso_status iso__state_add_new(iso_state *state, iso_state_type type, void *number,
+                              const char *format, ...) __attribute__((format(printf, 4, 5)));
 // Adds state->layout, always as a shared entry. Files of older versions lack it.
 iso_status iso__state_add_layout(iso_state *state, int64_t *layout, const char *name);
 // Adds a number of 8 bytes to the table.

@@ -199,11 +199,12 @@ iso_status iso__state_add_i64(iso_state *state, int64_t *number, const char *for
     return ISO_OK;
 }
 
-iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char *format, ...) {
+iso_status iso__state_add_new(iso_state *state, iso_state_type type, void *number,
+                              const char *format, ...) {
     char name[NAME_ROOM];
     MAKE_NAME(name, format);
-    ISO_TRY(add_memory(state, state->owner, name, ISO_STATE_I64, 1, &one, number));
-    average_last(state, false);
+    ISO_TRY(add_memory(state, state->owner, name, type, 1, &one, number));
+    average_last(state, type == ISO_STATE_U8);
     state->array[state->owner][state->count[state->owner] - 1].optional = true;
     return ISO_OK;
 }

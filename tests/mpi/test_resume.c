@@ -106,6 +106,7 @@ static uint64_t interrupted(const trainer_config *first, trainer_config second) 
     build_seed = 99;
     second.hyper.lr = 0.5;
     second.hyper.weight_decay = 0;
+    second.hyper.maximize = !first->hyper.maximize;
     iso_assert_ok(trainer_create(&t, test_comm, &second));
     run(&t, 3, 6);
     load(&t, 10);

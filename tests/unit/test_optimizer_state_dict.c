@@ -385,6 +385,48 @@ Test(optimizer_state_dict, momentum_that_pauses_keeps_its_buffer) {
     go_on_after_a_pause(true);
 }
 
+// ---- maximize -----------------------------------------------------------------------------------
+
+static void load_maximize(bool from, bool into) {
+    training a = create(ISO_ADAM, 2, ISO_F32, 1), b = create(ISO_ADAM, 2, ISO_F32, 2);
+    iso_optimizer_hyper(a.optimizer)->maximize = from;
+    iso_optimizer_hyper(b.optimizer)->maximize = into;
+    iso_optimizer_group_hyper(b.optimizer, 1)->maximize = true;
+    train(&a, 0, 2);
+    iso_state_dict dict = optimizer_dict(&a);
+    cr_ok(iso_optimizer_load_state_dict(b.optimizer, &dict, true, NULL));
+    cr_assert_eq(iso_optimizer_hyper(b.optimizer)->maximize, from);
+    cr_assert(!iso_optimizer_group_hyper(b.optimizer, 1)->maximize);
+    cr_assert_float_eq(number(&dict, "param_groups.0.maximize"), from, 0);
+    iso_state_dict_destroy(&dict);
+    destroy(&a);
+    destroy(&b);
+}
+
+Test(optimizer_state_dict, maximize_is_that_of_the_dict) {
+    for (int i = 0; i < 4; i++) load_maximize(i & 1, i & 2);
+}
+
+// As dicts were written without maximize: false. If a dict has no group, all stays as it is.
+Test(optimizer_state_dict, a_dict_without_maximize_minimizes) {
+    training a = create(ISO_ADAM, 1, ISO_F32, 1), b = create(ISO_ADAM, 1, ISO_F32, 2);
+    iso_state_dict dict = optimizer_dict(&a), part = {0}, moments = {0};
+    for (int i = 0; i < dict.count; i++) {
+        const char *name = dict.item[i].name;
+        if (!strstr(name, ".maximize")) cr_ok(iso_state_dict_add(&part, name, dict.item[i].tensor));
+        if (!strstr(name, "groups")) cr_ok(iso_state_dict_add(&moments, name, dict.item[i].tensor));
+    }
+    iso_optimizer_hyper(b.optimizer)->maximize = true;
+    cr_ok(iso_optimizer_load_state_dict(b.optimizer, &moments, false, NULL));
+    cr_assert(iso_optimizer_hyper(b.optimizer)->maximize);
+    cr_ok(iso_optimizer_load_state_dict(b.optimizer, &part, true, NULL));
+    cr_assert(!iso_optimizer_hyper(b.optimizer)->maximize);
+    iso_state_dict *dicts[] = {&dict, &part, &moments};
+    training *trainings[] = {&a, &b};
+    for (int i = 0; i < 3; i++) iso_state_dict_destroy(dicts[i]);
+    for (int i = 0; i < 2; i++) destroy(trainings[i]);
+}
+
 // ---- What does not fit --------------------------------------------------------------------------
 
 // from's state into into's optimizer: refused with these words, and without a change. Takes both.

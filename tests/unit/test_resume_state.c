@@ -103,8 +103,8 @@ static void expect_names(iso_optimizer_kind kind, const char *const *names, int 
     cr_ok(iso_training_state(net, optimizer, state));
     for (int i = 0; i < count; i++)
         cr_assert(find(ISO_STATE_SHARED, names[i]), "no entry %s", names[i]);
-    // 3 parameters and their steps, forward counters, 13 hyperparameters with the group's step.
-    int expected = 3 + 3 + 1 + 13 + count + (hyper.maximize ? 1 : 0) + (kind == ISO_NADAM ? 1 : 0);
+    // 3 parameters and their steps, forward counters, 14 hyperparameters with the group's step.
+    int expected = 3 + 3 + 1 + 14 + count + (kind == ISO_NADAM ? 1 : 0);
     cr_assert_eq(state->count[ISO_STATE_SHARED], expected, "%d", state->count[ISO_STATE_SHARED]);
     cr_assert_eq(state->count[ISO_STATE_OWN], 0);
     iso_optimizer_destroy(&optimizer);
@@ -242,7 +242,8 @@ Test(resume_state, refuses_an_optimizer_that_cannot_say_what_it_holds) {
     iso_module_destroy(&net);
 }
 
-// Of bytes from a file some are no value of a bool, and some are no setting.
+// Of bytes from a file some are no value of a bool, and some are no setting. Old files lack
+// maximize, and have nothing but ones for it.
 Test(resume_state, brings_loaded_settings_in_order) {
     iso_module *net = create_model();
     iso_hyper hyper = iso_hyper_default(ISO_SGD);
@@ -251,7 +252,11 @@ Test(resume_state, brings_loaded_settings_in_order) {
     cr_ok(iso_optimizer_create(ISO_SGD, net, &hyper, &optimizer));
     cr_ok(iso_training_state(net, optimizer, state));
     *(uint8_t *)find(ISO_STATE_SHARED, "optimizer/sgd/param_groups.0.nesterov")->data = 2;
+    const iso__array *maximize = find(ISO_STATE_SHARED, "optimizer/sgd/param_groups.0.maximize");
+    cr_assert(maximize->optional);
+    *(uint8_t *)maximize->data = 0xff;
     cr_ok(iso_training_loaded(net, optimizer));
+    cr_assert(!iso_optimizer_hyper(optimizer)->maximize);
     cr_assert_eq(*(uint8_t *)find(ISO_STATE_SHARED, "optimizer/sgd/param_groups.0.nesterov")->data,
                  1);
     *(double *)find(ISO_STATE_SHARED, "optimizer/sgd/param_groups.0.lr")->data = -1;
