@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 #include <isotherm/reducer.h>
 #include <math.h>
+#include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -327,6 +328,63 @@ Test(np2_reducer, a_rank_that_fails_alone_takes_all_along) {
     iso_reducer_config config = {.sync = ISO_SYNC_LAZY};
     iso_reducer *r = NULL;
     iso_assert_all(iso_reducer_create(test_comm, params, PARAMS, &config, &r) == ISO_ERR_TYPE);
+}
+
+// ---- Times of overlapping backwards -----------------------------------------------------------------
+
+enum { LATE_US = 400000, OVERLAPS = 3 };
+
+// Rank 1 has its last gradient when rank 0 has begun the next backward.
+static void await_rank_0(iso_reducer *r) {
+    int word, there = 0;
+    MPI_Request request;
+    MPI_Irecv(&word, 1, MPI_INT, 0, 0, MPI_COMM_WORLD, &request);
+    while (!there) {
+        iso_reducer_poll(r);
+        MPI_Test(&request, &there, MPI_STATUS_IGNORE);
+    }
+}
+
+static iso_status report_gradient(iso_reducer *r, int step, int i) {
+    write_gradient(r, step, i);
+    return iso_reducer_grad_ready(r, i);
+}
+
+// On rank 0, d.weight has its gradient already, but for the first step.
+static iso_status overlapping_step(iso_reducer *r, int step) {
+    iso_status status = ISO_OK;
+    hyper h = {.lr = test_size};
+    int late = PARAMS - 1, word = 0;
+    for (int i = 0; status == ISO_OK && i < late; i++) status = iso_reducer_param_needed(r, i);
+    if (test_rank == 1 && status == ISO_OK) status = iso_reducer_param_needed(r, late);
+    iso_reducer_zero_grad(r);
+    for (int i = late; status == ISO_OK && i >= 0; i--) {
+        if (test_rank == 1 && i == 0 && step < OVERLAPS) await_rank_0(r);
+        if (test_rank == 1 || i != late || step == 0) status = report_gradient(r, step, i);
+    }
+    if (status == ISO_OK) status = iso_reducer_step(r, &h);
+    if (test_rank == 1 || step == OVERLAPS) return status;
+    if (status == ISO_OK) status = iso_reducer_param_needed(r, late);
+    usleep(LATE_US);
+    if (status == ISO_OK) status = report_gradient(r, step + 1, late);
+    MPI_Send(&word, 1, MPI_INT, 1, 0, MPI_COMM_WORLD);
+    return status;
+}
+
+// Its gradient is the first of each backward, whose time begins there.
+Test(np2_reducer, a_backward_that_overlaps_the_last_exchange_has_times_of_its_own) {
+    iso_reducer *r = make_reducer(ISO_SYNC_LAZY, 0);
+    iso_status status = ISO_OK;
+    iso_bucket_stats first;
+    for (int step = 0; status == ISO_OK && step <= OVERLAPS; step++)
+        status = overlapping_step(r, step);
+    if (status == ISO_OK) status = iso_reducer_finish(r);
+    iso_assert_ok(status);
+    iso_assert_all(trained(OVERLAPS + 1, -1));
+    iso_assert_ok(iso_reducer_get_bucket_stats(r, 0, &first));
+    iso_assert_all(first.exchanges == OVERLAPS + 1);
+    iso_assert_all(first.ready_ms >= 0 && first.ready_ms < LATE_US * 1e-3 / 4);
+    iso_reducer_destroy(&r);
 }
 
 Test(np2_reducer, measures_an_exchange) {

@@ -50,6 +50,7 @@ static iso_status list_is_out(iso__round *r) {
         ISO_TRY(iso__debug_match(r->comm, "a list of %d buckets of gradients (number %lld)",
                                  layout_of(r)->bucket_count, r->lists + 1));
     r->fresh = true;
+    r->ready_count = 0; // what becomes ready from here on is of the next list
     for (int s = 0; s < layout_of(r)->slot_count; s++) r->slot[s].keep = true;
     iso__appliers_list_is_out(r->with.appliers);
     r->lists++;

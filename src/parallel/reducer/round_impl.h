@@ -40,7 +40,7 @@ struct iso__round {
     iso__norms *norms; // with zero
     int issued;        // buckets that this backward has issued
     int busy;          // buckets that are not OPEN
-    int ready_count;   // slots ready in OPEN buckets of the list that is being issued
+    int ready_count;   // slots ready of the list that is being issued; once it is out, of the next
     // The range of the buckets that have become complete since issue_ready looked; last -1: none.
     int complete_first, complete_last;
     int unshared;       // no bucket above it waits to be published; -1: none does
