@@ -196,6 +196,71 @@ Test(np1_pieces, what_is_not_there_or_there_twice_is_refused) {
     iso_reducer_destroy(&r);
 }
 
+static void fill(iso_reducer *r, int i, size_t first, size_t count) {
+    float *g = (float *)iso_reducer_grad(r, i) + first;
+    for (size_t k = 0; k < count; k++) g[k] = (float)(test_rank + 1);
+}
+
+// Reports all gradients but the last piece of "b.big", of which the first pieces are there already.
+static iso_status report_most(iso_reducer *r, int there) {
+    iso_status status = ISO_OK;
+    for (int i = PARAMS - 1; i >= 0; i--) fill(r, i, 0, counts[i]);
+    for (int i = PARAMS - 1; status == ISO_OK && i >= 0; i--)
+        if (i != 1) status = iso_reducer_grad_ready(r, i);
+    for (int k = there; status == ISO_OK && k < iso_reducer_pieces(r, 1) - 1; k++)
+        status = iso_reducer_piece_ready(r, 1, k);
+    return status;
+}
+
+static bool is_refused(iso_reducer *r) {
+    return iso_reducer_grad_ready(r, 1) == ISO_ERR_STATE &&
+           strstr(iso_last_error()->message, "before its last exchange");
+}
+
+// The first piece is back, the last one is not. Reports the first of the next backward.
+static iso_status report_early(iso_reducer *r, bool *refused) {
+    size_t first, count;
+    iso_status status = iso_reducer_piece_needed(r, 1, 0);
+    *refused = is_refused(r);
+    iso_reducer_piece(r, 1, 0, &first, &count);
+    fill(r, 1, first, count);
+    if (status == ISO_OK) status = iso_reducer_piece_ready(r, 1, 0);
+    *refused = *refused && is_refused(r);
+    return status;
+}
+
+static iso_status await_all(iso_reducer *r, int from) {
+    iso_status status = ISO_OK;
+    for (int i = 0; status == ISO_OK && i < PARAMS; i++)
+        if (i != 1) status = iso_reducer_param_needed(r, i);
+    for (int k = from; status == ISO_OK && k < iso_reducer_pieces(r, 1); k++)
+        status = iso_reducer_piece_needed(r, 1, k);
+    return status;
+}
+
+// Rank 1 has its last piece only when rank 0 was refused. That changes nothing: the exchange ends,
+// and so does the next one.
+Test(np2_pieces, a_gradient_is_refused_while_pieces_of_the_last_one_travel) {
+    iso_reducer *r = make(ISO_SYNC_LAZY, 1024, true);
+    int last = iso_reducer_pieces(r, 1) - 1, word = 0, early = 0;
+    for (int step = 0; step < 3; step++) {
+        bool refused = true;
+        iso_status status = report_most(r, early);
+        if (test_rank == 1 && step < 2)
+            MPI_Recv(&word, 1, MPI_INT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        if (status == ISO_OK) status = iso_reducer_piece_ready(r, 1, last);
+        if (status == ISO_OK) status = iso_reducer_step_of(r, 0, "");
+        early = test_rank == 0 && step < 2;
+        if (early && status == ISO_OK) status = report_early(r, &refused);
+        if (early) MPI_Send(&word, 1, MPI_INT, 1, 0, MPI_COMM_WORLD);
+        if (status == ISO_OK) status = await_all(r, early);
+        iso_assert_ok(status);
+        iso_assert_all(refused && value[1][0] == -1.5F * (float)(step + 1) &&
+                       value[1][MOST - 1] == value[1][0]);
+    }
+    iso_reducer_destroy(&r);
+}
+
 // ---- What callers are told --------------------------------------------------------------------------
 
 static bool told(const char *part) { return strstr(iso_last_error()->message, part) != NULL; }

@@ -216,12 +216,24 @@ iso_status iso__round_piece_ready(iso__round *r, int i, int k) {
     return go_on(r);
 }
 
+// Whether the whole list is out, and a piece of the parameter is back: a report would be of the
+// next list. If no piece is back, all were reported one by one.
+static bool is_partly_back(const iso__round *r, int i) {
+    const iso__layout *l = layout_of(r);
+    bool back = false;
+    for (int k = 0; k < l->place[i].pieces; k++)
+        back = back || r->bucket[iso__layout_piece(l, i, k)->bucket].stage == OPEN;
+    return back && r->issued == l->bucket_count;
+}
+
 iso_status iso__round_grad_ready(iso__round *r, int i) {
     const iso__layout *l = layout_of(r);
     int pieces = l->place[i].pieces;
+    bool next = is_partly_back(r, i);
     for (int k = 0; k < pieces; k++) {
         int s = iso__layout_at(l, i, k);
-        if (r->slot[s].whole) return report_slot(r, s); // the error
+        bool travels = r->bucket[l->slot[s].bucket].stage != OPEN;
+        if (r->slot[s].whole || (next && travels)) return report_slot(r, s); // the error
     }
     // Its pieces may have been reported one by one.
     for (int k = 0; k < pieces; k++) {
