@@ -164,11 +164,12 @@ void iso__server_traffic(const iso__server *s, iso_traffic *out) { *out = s->tra
 
 // ---- Serving ----------------------------------------------------------------------------------------
 
+// The header does not count as traffic.
 static iso_status send_message(iso__server *s, int to, const char *from, int tag, const char *name,
                                iso_request **out) {
     iso__message m = {.send = from, .bytes = s->bytes, .with = to, .tag = tag};
     ISO_TRY(iso__comm_imessage(s->comm, &m, name, out));
-    iso__count_message(&s->traffic, s->comm, to, s->bytes);
+    iso__count_message(&s->traffic, s->comm, to, s->bytes - HEADER);
     return ISO_OK;
 }
 

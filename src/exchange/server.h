@@ -98,7 +98,7 @@ iso_status iso__server_gather(iso__server *server, bool *failed);
 // Pushes the changes of all shards, and waits for all answers. failed: the copies stay as they are.
 iso_status iso__server_finish(iso__server *server, bool failed);
 
-// Sent by this rank so far.
+// Sent by this rank so far: values and their padding, as iso_traffic (isotherm/comm.h) counts.
 void iso__server_traffic(const iso__server *server, iso_traffic *out);
 
 #endif

@@ -39,6 +39,16 @@ static void push_serially(const daso_case *c, const float *all, float *y, int64_
     }
 }
 
+// What this rank sends: in each exchange a shard to each other server, and a shard to each other
+// rank if it serves. A shard ends at a multiple of 64 bytes. Headers of messages do not count.
+static int64_t bytes_of(const daso_case *c, int64_t count, int64_t exchanges) {
+    int64_t servers = c->daso.servers > 0 ? c->daso.servers : test_size;
+    int64_t shard = ((count + servers - 1) / servers * (int64_t)sizeof(float) + 63) / 64 * 64;
+    bool serves = test_rank >= test_size - servers;
+    int64_t messages = servers - serves + (serves ? test_size - 1 : 0);
+    return exchanges * messages * shard;
+}
+
 // Without training: ranks change their parameters before each step, and exchange after every
 // period. In its first step they begin with what all have, so nothing changes there.
 static void follows_the_model(daso_case c) {
@@ -69,6 +79,7 @@ static void follows_the_model(daso_case c) {
     int64_t exchanges = (SERVER_STEPS - 1) / c.daso.global_skip;
     iso_assert_all(stats.syncs == (test_size > 1 ? exchanges : 0));
     iso_assert_all(stats.global_skip == c.daso.global_skip && stats.batches_to_wait == 0);
+    iso_assert_all(stats.bytes_sent == (test_size > 1 ? bytes_of(&c, count, exchanges) : 0));
     free(y);
     daso_close(&t);
 }
