@@ -3,7 +3,6 @@
 #include "common/autocast_fixture.h"
 
 #include "common/any_device.h"
-#include "common/half_values.h"
 
 #include <string.h>
 
@@ -19,14 +18,8 @@ iso_device *open_any(void) { return open_or_skip(test_device()); }
 
 void on_each_half(void (*body)(iso_device *device, iso_dtype half)) {
     static const iso_dtype halves[] = {ISO_BF16, ISO_F16};
-    int ran = 0;
     iso_device *device = open_any();
-    for (int i = 0; i < COUNT(halves); i++) {
-        if (!device->kernels[halves[i]]) continue;
-        body(device, halves[i]);
-        ran++;
-    }
-    cr_assert(ran == (device->ops->host_memory ? 2 : 1));
+    for (int i = 0; i < COUNT(halves); i++) body(device, halves[i]);
     iso_device_destroy(&device);
 }
 
@@ -69,10 +62,7 @@ double *doubles(iso_tensor *t) {
     return copy;
 }
 
-double half_value(iso_dtype half, double x) {
-    return half == ISO_BF16 ? bf16_value(bf16_nearest(x))
-                            : (double)half_float(half, half_bits(half, (float)x));
-}
+double half_value(iso_dtype half, double x) { return half_double(half, half_nearest(half, x)); }
 
 bool same_bits(iso_tensor *a, iso_tensor *b) {
     void *x, *y;

@@ -9,7 +9,7 @@
 iso_device *open_cuda(void);
 // The CPU, or what ISO_TEST_DEVICE names. Skips the test where there is no such device.
 iso_device *open_any(void);
-// Runs body on such a device for each type of 16 bits that it computes in.
+// Runs body on such a device for each type of 16 bits.
 void on_each_half(void (*body)(iso_device *device, iso_dtype half));
 
 void append_layer(iso_module *net, const char *name, iso_module *layer);

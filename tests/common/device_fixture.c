@@ -13,7 +13,6 @@ static void on_each_type(iso_device *device, bool low, void (*body)(const target
     static const iso_dtype types[] = {ISO_F32, ISO_F64, ISO_BF16, ISO_F16};
     for (int i = 0; i < COUNT(types); i++) {
         if (iso__is_half(types[i]) && !low) continue;
-        if (types[i] == ISO_F16 && !device->ops->host_memory) continue;
         cr_assert(device->kernels[types[i]], "%s does not compute in %s",
                   iso_device_describe(device), iso_dtype_name(types[i]));
         body(&(target){device, types[i], device->kernels[types[i]]});
@@ -72,21 +71,37 @@ uint16_t bf16_nearest(double value) {
     return down < up ? below : above;
 }
 
+double half_double(iso_dtype half, uint16_t bits) {
+    return half == ISO_BF16 ? bf16_value(bits) : (double)iso__of_f16(bits);
+}
+
+// A number of f16 is a multiple of 2^-10 of its power of two, which is at least 2^-14.
+static uint16_t f16_nearest(double value) {
+    int exponent;
+    if (isnan(value)) return 0x7e00;
+    frexp(value, &exponent); // value < 2^exponent
+    double unit = ldexp(1, (exponent - 1 < -14 ? -14 : exponent - 1) - 10);
+    double nearest = isinf(value) ? value : nearbyint(value / unit) * unit;
+    return (uint16_t)iso__f16_of(fabs(nearest) > 65504 ? copysignf(INFINITY, (float)value)
+                                                       : (float)nearest);
+}
+
+uint16_t half_nearest(iso_dtype half, double value) {
+    return half == ISO_BF16 ? bf16_nearest(value) : f16_nearest(value);
+}
+
 // ---- Pairs --------------------------------------------------------------------------------------
 
 static double number(const iso_tensor *t, const void *host, int64_t i) {
-    if (t->dtype == ISO_BF16) return bf16_value(((const uint16_t *)host)[i]);
-    if (t->dtype == ISO_F16) return (double)iso__of_f16(((const uint16_t *)host)[i]);
+    if (iso__is_half(t->dtype)) return half_double(t->dtype, ((const uint16_t *)host)[i]);
     return t->dtype == ISO_F64 ? ((const double *)host)[i] : (double)((const float *)host)[i];
 }
 
 static void set_number(const iso_tensor *t, void *host, int64_t i, double value) {
     if (t->dtype == ISO_F64)
         ((double *)host)[i] = value;
-    else if (t->dtype == ISO_BF16)
-        ((uint16_t *)host)[i] = bf16_nearest(value);
-    else if (t->dtype == ISO_F16)
-        ((uint16_t *)host)[i] = (uint16_t)iso__f16_of((float)value);
+    else if (iso__is_half(t->dtype))
+        ((uint16_t *)host)[i] = half_nearest(t->dtype, value);
     else
         ((float *)host)[i] = (float)value;
 }

@@ -21,7 +21,7 @@ typedef struct target {
 // Runs body in f32 and f64 on each kernel set of the CPU, unless ISO_TEST_DEVICE names a GPU, and
 // on a GPU if there is one.
 void on_each_target(void (*body)(const target *on));
-// In bf16 too, and on the CPU in f16: for bodies whose tensors are activations, or of
+// In bf16 and f16 too: for bodies whose tensors are activations, or of
 // parameter_target.
 void on_each_activation_target(void (*body)(const target *on));
 // The type of gradients of parameters, and of parameters and statistics of norms.
@@ -29,6 +29,8 @@ target parameter_target(const target *on);
 
 double bf16_value(uint16_t bits);
 uint16_t bf16_nearest(double value); // ties to even
+double half_double(iso_dtype half, uint16_t bits); // of bf16 or f16
+uint16_t half_nearest(iso_dtype half, double value);
 
 static const iso_layout layouts[] = {ISO_LAYOUT_LOGICAL, ISO_LAYOUT_BLOCKED};
 
@@ -54,8 +56,8 @@ void pair_write(pair *p);
 // Copies the tensor's values to the pair's doubles.
 void pair_read(pair *p);
 // Asserts that the tensor holds the pair's doubles, up to `tolerance` of the largest (for f64 up to
-// 1e-7 of that), and zeros where a blocked layout has no channels. In bf16, whose numbers have 8
-// bits, rounding to nearest is off by another 2^-8 of each number.
+// 1e-7 of that), and zeros where a blocked layout has no channels. In 16 bits, rounding to
+// nearest is off by another 2^-8 (bf16) or 2^-11 (f16) of each number.
 void check_pair(const target *on, pair *p, double tolerance, const char *what);
 
 #endif

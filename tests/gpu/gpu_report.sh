@@ -158,7 +158,7 @@ do_sanitize() { # memcheck|racecheck
     local -a programs=(step:mlp:off:f32 step:cnn:on:bf16 step:resnet18:off:bf16 tests/gpu/cuda_layout.unit
         tests/gpu/cuda_bias.unit tests/gpu/cuda_clip.unit tests/gpu/cuda_norm_types.unit tests/unit/device_loss.unit
         tests/unit/device_norm.unit tests/unit/device_activation.unit)
-    [ "$1" = racecheck ] || programs+=(step:mlp:on:bf16 step:cnn:on:tf32 step:resnet18:off:f32 tests/gpu/cuda_bf16.unit
+    [ "$1" = racecheck ] || programs+=(step:mlp:on:bf16 step:cnn:on:tf32 step:resnet18:off:f32 tests/gpu/cuda_half.unit
         tests/gpu/cuda_pool_types.unit tests/unit/device_pool.unit tests/unit/device_conv.unit tests/unit/device_update.unit
         tests/gpu/cuda_conv.unit)
     printf '%s\n' "${programs[@]}" | xargs -P $((jobs > 8 ? 6 : 3)) -n 1 bash "$self" --inside sanitize_one "$1"

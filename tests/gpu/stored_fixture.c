@@ -16,34 +16,16 @@ target open_gpu(void) {
 
 // ---- Numbers ------------------------------------------------------------------------------------
 
-static float widen(uint16_t bits) {
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof(value));
-    return value;
-}
-
-// A double has bits enough: floats are exact, and so is half way between two numbers of bf16.
-static uint16_t to_bf16(double x) {
-    if (isnan(x)) return 0x7fff;
-    float f = (float)x;
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof(bits));
-    uint16_t below = (uint16_t)(bits >> 16), above = (uint16_t)(below + 1);
-    double down = fabs(x - (double)widen(below)), up = fabs(x - (double)widen(above));
-    return down < up || (down == up && below % 2 == 0) ? below : above;
-}
-
 static double get(iso_dtype dtype, const void *host, int64_t i) {
     if (dtype == ISO_F64) return ((const double *)host)[i];
     if (dtype == ISO_F32) return (double)((const float *)host)[i];
-    return (double)widen(((const uint16_t *)host)[i]);
+    return half_double(dtype, *((const uint16_t *)host + i));
 }
 
 static void set(iso_dtype dtype, void *host, int64_t i, double value) {
     if (dtype == ISO_F64) ((double *)host)[i] = value;
     if (dtype == ISO_F32) ((float *)host)[i] = (float)value;
-    if (dtype == ISO_BF16) ((uint16_t *)host)[i] = to_bf16(value);
+    if (iso__is_half(dtype)) ((uint16_t *)host)[i] = half_nearest(dtype, value);
 }
 
 double stored_round(iso_dtype dtype, double x) {
@@ -120,7 +102,8 @@ void stored_check(stored *s, double tolerance, const char *what) {
     void *host = host_room(s);
     OK(t->device->ops->to_host(t->device, t, host));
     // bf16 has 8 significant bits.
-    double largest = 1, half_ulp = t->dtype == ISO_BF16 && tolerance > 0 ? 0x1p-8 : 0;
+    double largest = 1, half_ulp = iso__is_half(t->dtype) && tolerance > 0 ? 0x1p-8 : 0;
+    if (t->dtype == ISO_F16) half_ulp /= 8;
     if (t->dtype == ISO_F64) tolerance *= 1e-7;
     for (int64_t i = 0; i < t->count; i++) largest = fmax(largest, fabs(s->d[i]));
     for (int64_t i = 0; i < t->count; i++) {

@@ -73,9 +73,9 @@ static target open_emulated(iso_dtype dtype, const char *math) {
     return open_dnn(dtype, math);
 }
 
-// Outputs of bf16 are rounded up to twice; TF32 rounds factors to 11 bits.
+// Outputs of 16 bits are rounded up to twice; TF32 rounds factors to 11 bits.
 static double tolerance_of(const target *on) {
-    if (on->dtype == ISO_BF16) return 1e-2;
+    if (iso__is_half(on->dtype)) return on->dtype == ISO_BF16 ? 1e-2 : 1.5e-3;
     return iso__cuda_of(on->device)->math == ISO_CUDA_MATH_F32 ? 3e-5 : 3e-3;
 }
 
@@ -98,10 +98,10 @@ static void check_input(const target *on, problem *p, const pair *dy) {
     pair_destroy(&dx);
 }
 
-// Written, then added to. Gradients of parameters are f32 where activations are bf16.
+// Written, then added to. Gradients of parameters are f32 where activations have 16 bits.
 static void check_filter(const target *on, problem *p, const pair *dy) {
     target of = *on;
-    if (of.dtype == ISO_BF16) of.dtype = ISO_F32;
+    if (iso__is_half(of.dtype)) of.dtype = ISO_F32;
     pair dw = pair_create(&of, 4, p->w.t->shape, LOGICAL, 1000), db = pair_1d(&of, p->c->out);
     zero(&dw), zero(&db);
     for (int add = 0; add < 2; add++) {
@@ -143,6 +143,9 @@ static void check_shapes(iso_dtype dtype, const char *math) {
 Test(cuda_dnn_last, every_shape_and_layout_matches_the_oracle_in_bf16) {
     check_shapes(ISO_BF16, "f32");
 }
+Test(cuda_dnn_last, every_shape_and_layout_matches_the_oracle_in_f16) {
+    check_shapes(ISO_F16, "f32");
+}
 Test(cuda_dnn_last, every_shape_and_layout_matches_the_oracle_in_tf32) {
     check_shapes(ISO_F32, "tf32");
 }
@@ -155,7 +158,7 @@ Test(cuda_dnn_last, every_shape_and_layout_matches_the_oracle_in_f64) {
 
 // Room for one sample at a time, and for all of them.
 Test(cuda_dnn_last, without_cudnn_every_shape_and_layout_matches_the_oracle) {
-    static const iso_dtype types[] = {ISO_BF16, ISO_F32, ISO_F64};
+    static const iso_dtype types[] = {ISO_BF16, ISO_F16, ISO_F32, ISO_F64};
     for (int i = 0; i < COUNT(types) * (COUNT(all) - 1); i++) {
         target on = open_cuda(types[i % COUNT(types)], "f32", "gemm");
         iso__cuda_of(on.device)->conv_room = i % 2 ? 1 : 0;

@@ -10,7 +10,7 @@
 
 TestSuite(cuda_layout, .timeout = 120, .fini = balance_check);
 
-static const iso_dtype types[] = {ISO_F32, ISO_F64, ISO_BF16};
+static const iso_dtype types[] = {ISO_F32, ISO_F64, ISO_BF16, ISO_F16};
 
 static target open_cuda(iso_dtype dtype) {
     target on = {.dtype = dtype};
@@ -114,8 +114,9 @@ static void check_converted(const target *on, const pair *x, iso_dtype dtype, is
     pair y = {tensor_of(on, dtype, x->t->ndim, x->t->shape, layout), x->d};
     OK(on->device->ops->copy(on->device, x->t, y.t));
     // Half a unit in the last place of the narrower type.
-    double tolerance = dtype == ISO_BF16 ? 1.0 / 511 : dtype == ISO_F32 ? 1.0 / (1 << 24) : 0;
-    check_pair(&other, &y, tolerance, "what was converted");
+    static const double tolerance[] = {
+        [ISO_F32] = 0x1p-24, [ISO_F64] = 0, [ISO_BF16] = 1.0 / 511, [ISO_F16] = 1.0 / 4095};
+    check_pair(&other, &y, tolerance[dtype], "what was converted");
     iso_tensor_destroy(&y.t);
 }
 
@@ -134,13 +135,13 @@ Test(cuda_layout, a_copy_may_change_the_type_too) {
 
 // To nearest, ties to even: what the library rounds on its way to channels last has the bits of
 // what it rounds in logical order.
-Test(cuda_layout, weights_are_rounded_alike_in_both_layouts) {
+static void round_weights(iso_dtype half) {
     static const int64_t weights[4] = {5, 70, 3, 3};
     target on = open_cuda(ISO_F32);
     const iso_device_ops *ops = on.device->ops;
     pair w = pair_create(&on, 4, weights, ISO_LAYOUT_LOGICAL, 9973);
-    iso_tensor *logical = tensor_of(&on, ISO_BF16, 4, weights, ISO_LAYOUT_LOGICAL);
-    iso_tensor *last = tensor_of(&on, ISO_BF16, 4, weights, ISO_LAYOUT_BLOCKED);
+    iso_tensor *logical = tensor_of(&on, half, 4, weights, ISO_LAYOUT_LOGICAL);
+    iso_tensor *last = tensor_of(&on, half, 4, weights, ISO_LAYOUT_BLOCKED);
     OK(ops->copy(on.device, w.t, logical));
     OK(ops->copy(on.device, w.t, last));
     char *bits = raw(logical);
@@ -149,6 +150,10 @@ Test(cuda_layout, weights_are_rounded_alike_in_both_layouts) {
     iso_tensor_destroy(&logical), iso_tensor_destroy(&last);
     pair_destroy(&w);
     iso_device_destroy(&on.device);
+}
+Test(cuda_layout, weights_are_rounded_alike_in_both_layouts) {
+    round_weights(ISO_BF16);
+    round_weights(ISO_F16);
 }
 
 // Forward and backward of channels last: single pixels are in logical order.
@@ -201,7 +206,7 @@ static layer new_layer(const target *on, iso_dtype dtype, const int64_t *shape,
 
 // As two copies do it, wherever the bias begins: weights of one tap, of a few, and of so many that
 // they go another way.
-Test(cuda_layout, a_weight_and_its_bias_are_rounded_as_alone) {
+static void round_layers(iso_dtype half) {
     static const int64_t weights[][4] = {{5, 3, 1, 1},   {8, 16, 1, 1},  {24, 70, 3, 3},
                                          {700, 8, 1, 1}, {3, 1, 5, 5},   {9, 8, 9, 9},
                                          {8, 300, 7, 7}, {40, 30, 1, 1}, {1, 2, 2, 1}};
@@ -210,15 +215,15 @@ Test(cuda_layout, a_weight_and_its_bias_are_rounded_as_alone) {
         const int64_t *shape = weights[i / COUNT(layouts)];
         iso_layout layout = layouts[i % COUNT(layouts)];
         layer from = new_layer(&on, ISO_F32, shape, ISO_LAYOUT_LOGICAL);
-        layer alone = new_layer(&on, ISO_BF16, shape, layout);
-        layer both = new_layer(&on, ISO_BF16, shape, layout);
+        layer alone = new_layer(&on, half, shape, layout);
+        layer both = new_layer(&on, half, shape, layout);
         pair x = pair_create(&on, 1, from.memory->shape, ISO_LAYOUT_LOGICAL, 9973);
         OK(iso_tensor_copy(x.t, from.memory));
         OK(iso_tensor_copy(&from.w, &alone.w));
         OK(iso_tensor_copy(&from.b, &alone.b));
         OK(iso_tensor_fill(both.memory, NAN));
         const iso__rounding of[] = {{&from.w, &both.w}, {&from.b, &both.b}};
-        OK(on.device->kernels[ISO_BF16]->round_many(on.device, 2, of));
+        OK(on.device->kernels[half]->round_many(on.device, 2, of));
         char *want = raw(alone.memory), *got = raw(both.memory);
         cr_assert(memcmp(want, got, bytes_of(alone.memory)) == 0, "weights %d", i);
         free(want), free(got);
@@ -228,18 +233,22 @@ Test(cuda_layout, a_weight_and_its_bias_are_rounded_as_alone) {
     }
     iso_device_destroy(&on.device);
 }
+Test(cuda_layout, a_weight_and_its_bias_are_rounded_as_alone) {
+    round_layers(ISO_BF16);
+    round_layers(ISO_F16);
+}
 
 // The input of an Autocast, beside the weights: it keeps the order in which it lies.
-Test(cuda_layout, images_are_rounded_in_either_order_as_by_a_copy) {
+static void round_images(iso_dtype half) {
     static const int64_t images[4] = {3, 16, 4, 5};
     target on = open_cuda(ISO_F32);
     for (int i = 0; i < COUNT(layouts) * COUNT(layouts); i++) {
         pair x = pair_create(&on, 4, images, layouts[i / COUNT(layouts)], 9973);
-        iso_tensor *alone = tensor_of(&on, ISO_BF16, 4, images, layouts[i % COUNT(layouts)]);
-        iso_tensor *many = tensor_of(&on, ISO_BF16, 4, images, layouts[i % COUNT(layouts)]);
+        iso_tensor *alone = tensor_of(&on, half, 4, images, layouts[i % COUNT(layouts)]);
+        iso_tensor *many = tensor_of(&on, half, 4, images, layouts[i % COUNT(layouts)]);
         const iso__rounding of[] = {{x.t, many}};
         OK(iso_tensor_copy(x.t, alone));
-        OK(on.device->kernels[ISO_BF16]->round_many(on.device, 1, of));
+        OK(on.device->kernels[half]->round_many(on.device, 1, of));
         char *want = raw(alone), *got = raw(many);
         cr_assert(memcmp(want, got, bytes_of(alone)) == 0, "layouts %d", i);
         free(want), free(got);
@@ -247,6 +256,10 @@ Test(cuda_layout, images_are_rounded_in_either_order_as_by_a_copy) {
         pair_destroy(&x);
     }
     iso_device_destroy(&on.device);
+}
+Test(cuda_layout, images_are_rounded_in_either_order_as_by_a_copy) {
+    round_images(ISO_BF16);
+    round_images(ISO_F16);
 }
 
 Test(cuda_layout, what_cannot_be_converted_is_refused) {

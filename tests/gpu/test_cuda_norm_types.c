@@ -9,12 +9,13 @@
 
 TestSuite(cuda_norm_types, .timeout = 300, .fini = balance_check);
 
-// What f32 makes of sums and products; rounding to bf16 comes on top.
+// What f32 makes of sums and products; rounding to 16 bits comes on top.
 #define TOLERANCE 1e-5
 
 static const storing ways[] = {
     {ISO_F32, true, 0},  {ISO_F64, true, 0},   {ISO_BF16, false, 0}, {ISO_BF16, true, 0},
     {ISO_F32, false, 1}, {ISO_BF16, false, 1}, {ISO_BF16, true, 1},  {ISO_F32, true, 2},
+    {ISO_F16, false, 0}, {ISO_F16, true, 0},   {ISO_F16, true, 1},
 };
 
 typedef struct norm_shape {
@@ -267,11 +268,12 @@ Test(cuda_norm_types, statistics_of_several_batches_are_taken) {
 
 // ---- Numbers that are hard to sum ---------------------------------------------------------------
 
-// Means far greater than deviations; bf16 has none between 64 and 64.5. The first value of a
+// Means far greater than deviations; bf16 has none between 64 and 64.5, f16
+// between 512 and 512.5. The first value of a
 // channel is far from both.
 static void large_means(norm_case *p) {
     for (int64_t i = 0; i < p->x.t->count; i++)
-        p->x.d[i] += p->x.t->dtype == ISO_BF16 ? 64 : 4000.3;
+        p->x.d[i] += p->x.t->dtype == ISO_BF16 ? 64 : p->x.t->dtype == ISO_F16 ? 512 : 4000.3;
     for (int64_t c = 0; c < p->oracle.channels; c++) p->x.d[c * p->oracle.plane] = -3;
     stored_put(&p->x);
     set_flags(p, BATCH | AFFINE);

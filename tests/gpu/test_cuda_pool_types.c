@@ -12,6 +12,7 @@ TestSuite(cuda_pool_types, .timeout = 300, .fini = balance_check);
 static const storing ways[] = {
     {ISO_F32, true, 0},  {ISO_F64, true, 0},   {ISO_BF16, false, 0}, {ISO_BF16, true, 0},
     {ISO_F32, false, 1}, {ISO_BF16, false, 1}, {ISO_BF16, true, 1},  {ISO_F32, true, 2},
+    {ISO_F16, false, 0}, {ISO_F16, true, 0},   {ISO_F16, true, 1},
 };
 
 static const int64_t shapes[][4] = {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Every kind of layer under autocast on the CPU: outputs and gradients are those of f32 up to
+// Every kind of layer under autocast: outputs and gradients are those of f32 up to
 // rounding, in the layouts that convolutions give, and the gradients of parameters are f32. With
 // parameters of 16 bits they have the same bits.
+#include "common/any_device.h"
 #include "common/balance.h"
 #include "common/nn_fixture.h"
 #include "device/device_impl.h"
@@ -126,6 +127,16 @@ static const kind kinds[] = {
 };
 #define KINDS ((int)(sizeof(kinds) / sizeof(kinds[0])))
 
+// GPUs lack some layers.
+static bool is_there(iso_device *device, const kind *k) {
+    iso_rng rng = {.seed = 5};
+    iso_module *layer = NULL;
+    iso_status status = k->create(device, &rng, &layer);
+    iso_module_destroy(&layer);
+    cr_assert(status == ISO_OK || (status == ISO_ERR_UNSUPPORTED && !device->ops->host_memory));
+    return status == ISO_OK;
+}
+
 static iso_module *new_f32(iso_device *device, const kind *k) {
     iso_rng rng = {.seed = 5};
     iso_module *net, *layer;
@@ -217,6 +228,7 @@ static double compare(const kind *k, iso_dtype half, const results *a, const res
 static void compare_kinds(iso_device *device, iso_dtype half) {
     for (int i = 0; i < KINDS; i++) {
         const kind *k = &kinds[i];
+        if (!is_there(device, k)) continue;
         iso_module *wide = new_net(device, k, ISO_F32), *low = new_net(device, k, half);
         results a = run(device, k, wide), b = run(device, k, low);
         double off = compare(k, half, &a, &b, wide, low);
@@ -245,6 +257,7 @@ static iso_module *new_rounded(iso_device *device, const kind *k, iso_dtype half
 static void compare_bits(iso_device *device, iso_dtype half) {
     for (int i = 0; i < KINDS; i++) {
         const kind *k = &kinds[i];
+        if (!is_there(device, k)) continue;
         iso_module *wide = new_rounded(device, k, half, ISO_F32);
         iso_module *low = new_rounded(device, k, half, half);
         results a = run(device, k, wide), b = run(device, k, low);
@@ -264,17 +277,20 @@ static void compare_bits(iso_device *device, iso_dtype half) {
     }
 }
 
+// On the CPU, each set of kernels.
 static void on_each_set(iso_dtype half, void (*body)(iso_device *device, iso_dtype half)) {
     static const char *const sets[] = {"onednn", "cblas", "reference"};
+    bool cpu = strcmp(test_device(), "cpu") == 0;
     int ran = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (cpu ? 3 : 1); i++) {
         iso_device *device;
         setenv("ISO_CPU_KERNELS", sets[i], 1);
-        if (iso_device_create("cpu", &device) < 0) continue; // not in this build
+        if (iso_device_create(test_device(), &device) < 0) continue; // not in this build
         body(device, half);
         iso_device_destroy(&device);
         ran++;
     }
+    if (!cpu && ran == 0) cr_skip_test("no %s device can be used", test_device());
     cr_assert(ran > 0);
 }
 

@@ -136,7 +136,8 @@ iso_status iso__device_create_cuda(const char *text, iso_device **out) {
     fill_kernels(cuda, ISO_F32, &cuda->f32);
     fill_kernels(cuda, ISO_F64, &cuda->f64);
     fill_kernels(cuda, ISO_BF16, &cuda->bf16);
-    cuda->bf16.round_many = iso__cuda_round_many;
+    fill_kernels(cuda, ISO_F16, &cuda->f16);
+    cuda->bf16.round_many = cuda->f16.round_many = iso__cuda_round_many;
     ISO_TRY_GOTO(iso__cuda_enter(cuda));
     ISO_TRY_GOTO(describe_device(cuda));
     ISO_TRY_GOTO(make_streams(cuda));

@@ -47,8 +47,8 @@ static iso_status set_up(iso__cuda *cuda, iso__cuda_blas *blas) {
                    blas->call.cublasSetStream_v2(blas->handle, cuda->stream[ISO__QUEUE_COMPUTE]));
     ISO_TRY_CUBLAS(blas, blas->call.cublasSetWorkspace_v2(blas->handle, blas->workspace,
                                                           blas->workspace_bytes));
-    // f32 is then f32; what rounds more is asked for product by product. Sums of bf16 that are
-    // split would otherwise be put together in bf16.
+    // f32 is then f32; what rounds more is asked for product by product. Sums of 16 bits
+    // that are split would otherwise be put together in that type.
     cublasMath_t mode =
         (cublasMath_t)(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
     ISO_TRY_CUBLAS(blas, blas->call.cublasSetMathMode(blas->handle, mode));
@@ -81,7 +81,7 @@ void iso__cuda_blas_destroy(iso__cuda *cuda) {
 
 cublasComputeType_t iso__cuda_compute_type(const iso__cuda *cuda, iso_dtype dtype) {
     if (dtype == ISO_F64) return CUBLAS_COMPUTE_64F;
-    if (dtype == ISO_BF16) return CUBLAS_COMPUTE_32F;
+    if (iso__is_half(dtype)) return CUBLAS_COMPUTE_32F;
     switch (cuda->math) {
     case ISO_CUDA_MATH_TF32: return CUBLAS_COMPUTE_32F_FAST_TF32;
     case ISO_CUDA_MATH_BF16: return CUBLAS_COMPUTE_32F_FAST_16BF;
@@ -91,7 +91,9 @@ cublasComputeType_t iso__cuda_compute_type(const iso__cuda *cuda, iso_dtype dtyp
 }
 
 cudaDataType iso__cuda_data_type(iso_dtype dtype) {
-    return dtype == ISO_F64 ? CUDA_R_64F : dtype == ISO_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    if (dtype == ISO_F64) return CUDA_R_64F;
+    if (iso__is_half(dtype)) return dtype == ISO_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    return CUDA_R_32F;
 }
 
 // The arguments of cuBLAS; without padding, so that calls can be compared.

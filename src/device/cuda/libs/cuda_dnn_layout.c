@@ -16,7 +16,7 @@ static bool lies_as(const iso_tensor *t, bool last) {
 }
 
 int64_t iso__dnn_padded(const iso_tensor *t, int64_t groups) {
-    int64_t pack = t->dtype == ISO_BF16 ? 8 : 4, channels = t->shape[1];
+    int64_t pack = iso__is_half(t->dtype) ? 8 : 4, channels = t->shape[1];
     if (groups > 1 || (iso__cuda_channels_last(t) && !has_one_order(t))) return channels;
     return (channels + pack - 1) / pack * pack;
 }

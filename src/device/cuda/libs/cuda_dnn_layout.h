@@ -3,8 +3,8 @@
 // another order or more channels than a tensor has.
 //
 // With channels last, tensor cores need a number of channels that is a multiple of 16 bytes (8 in
-// bf16, 4 in f32). So tensors that are copied anyway are padded with channels of zeros, and so are
-// their weights; the results for padding channels are dropped.
+// 16 bits, 4 in f32). So tensors that are copied anyway are padded with channels of zeros, and so
+// are their weights; the results for padding channels are dropped.
 #ifndef ISO_CUDA_DNN_LAYOUT_H
 #define ISO_CUDA_DNN_LAYOUT_H
 
@@ -22,7 +22,7 @@ iso_status iso__dnn_return(iso__cuda *cuda, const void *copy, bool last, int64_t
                            const iso_tensor *t);
 
 // For weights, in either layout, and for their gradients, which are logical and f32 even if weights
-// are bf16.
+// have 16 bits.
 size_t iso__dnn_weights_bytes(const iso__dnn_key *k, const iso_tensor *w);
 iso_status iso__dnn_bring_weights(iso__cuda *cuda, const iso__dnn_key *k, const iso_tensor *w,
                                   void *copy);

@@ -40,14 +40,15 @@ static iso_status describe_tensors(const iso__cuda_dnn *dnn, iso__dnn_plan *p,
 
 static cudnnDataType_t type_of(int64_t dtype) {
     if (dtype == ISO_F64) return CUDNN_DATA_DOUBLE;
+    if (dtype == ISO_F16) return CUDNN_DATA_HALF;
     return dtype == ISO_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
 }
 
 // The default math of cuDNN rounds factors to TF32, so exact f32 asks for multiply-adds. Its math
-// with smaller factors takes f16, which overflows: for bf16 there is TF32. Products of bf16 are
-// exact in any math, and their sums f32.
+// with smaller factors takes f16, which overflows: for bf16 there is TF32. Products of 16
+// bits are exact in any math, and their sums f32.
 static cudnnMathType_t math_of(const iso__dnn_key *k) {
-    if (k->dtype == ISO_BF16) return CUDNN_TENSOR_OP_MATH;
+    if (iso__is_half((iso_dtype)k->dtype)) return CUDNN_TENSOR_OP_MATH;
     return k->math == ISO_CUDA_MATH_F32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH;
 }
 
@@ -90,7 +91,7 @@ static cudnnStatus_t workspace_of(const iso__cuda_dnn *dnn, const iso__dnn_plan 
 // What an algorithm is to be run with that was named with `math`. What is exact stays so, and f32
 // is never made f16.
 static cudnnMathType_t run_math(const iso__dnn_key *k, cudnnMathType_t math) {
-    bool exact = k->dtype != ISO_BF16 && k->math == ISO_CUDA_MATH_F32;
+    bool exact = !iso__is_half((iso_dtype)k->dtype) && k->math == ISO_CUDA_MATH_F32;
     if (exact || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION) return math_of(k);
     return math;
 }

@@ -43,7 +43,7 @@ static iso__dnn_key key_of(const iso__cuda *cuda, const job *j, bool last) {
 // Tensor cores want channels last. What is f32 and in logical order throughout, cuDNN brings into
 // an order of its own where that pays.
 static bool wants_last(const iso__cuda *cuda, const job *j) {
-    if (j->x->dtype == ISO_BF16) return true;
+    if (iso__is_half(j->x->dtype)) return true;
     bool rounds = j->x->dtype == ISO_F32 && cuda->math != ISO_CUDA_MATH_F32;
     return rounds && (iso__cuda_channels_last(j->x) || iso__cuda_channels_last(j->y));
 }

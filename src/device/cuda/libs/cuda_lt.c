@@ -228,10 +228,10 @@ static int64_t alignment_of(const call_args *a) {
     return (int64_t)(bits & (~bits + 1));
 }
 
-// In bf16, where kernels want rows in units of 16 bytes, cuBLASLt (13.0, H100) takes others too,
+// In 16 bits, where kernels want rows in units of 16 bytes, cuBLASLt (13.0, H100) takes others too,
 // but stores the product before it adds the bias: a result that is rounded twice.
 static bool rounds_once(const iso_tensor *w, const iso_tensor *b) {
-    return !b || w->dtype != ISO_BF16 || (w->shape[1] % 8 == 0 && w->shape[0] % 2 == 0);
+    return !b || !iso__is_half(w->dtype) || (w->shape[1] % 8 == 0 && w->shape[0] % 2 == 0);
 }
 
 iso_status iso__cuda_lt_linear(iso__cuda *cuda, const iso_tensor *x, const iso_tensor *w,

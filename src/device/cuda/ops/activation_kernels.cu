@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Functions of one element such as tanh and gelu, and softmax. f32 and bf16 use the device's f32
-// functions, which are accurate to a few units in the last place; sums of rows are in double
+// Functions of one element such as tanh and gelu, and softmax. f32, bf16 and f16 use the device's
+// f32 functions, which are accurate to a few units in the last place; sums of rows are in double
 // precision.
 #include "device/cuda/ops/activation_kernels.h"
 
@@ -223,18 +223,20 @@ FUNCTION(elu)
 
 iso_status iso__cuda_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                              const void *x, void *y) {
-    auto run = dtype == ISO_F64                      ? softmax<double, 1>
-               : dtype != ISO_BF16                   ? softmax<float, 1>
-               : iso__rows_hold_packs(k, x, y, NULL) ? softmax<iso__bf16, ISO_CUDA_ROW_PACK>
-                                                     : softmax<iso__bf16, 1>;
+    enum { N = ISO_CUDA_ROW_PACK };
+    bool packs = iso__rows_hold_packs(k, x, y, NULL);
+    auto run = iso__for_type(dtype, softmax<double, 1>, softmax<float, 1>,
+                             packs ? softmax<iso__bf16, N> : softmax<iso__bf16, 1>,
+                             packs ? softmax<iso__f16, N> : softmax<iso__f16, 1>);
     return run(cuda, rows, k, x, y);
 }
 
 iso_status iso__cuda_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                                   const void *y, const void *dy, void *dx) {
-    auto run = dtype == ISO_F64                     ? softmax_grad<double, 1>
-               : dtype != ISO_BF16                  ? softmax_grad<float, 1>
-               : iso__rows_hold_packs(k, y, dy, dx) ? softmax_grad<iso__bf16, ISO_CUDA_ROW_PACK>
-                                                    : softmax_grad<iso__bf16, 1>;
+    enum { N = ISO_CUDA_ROW_PACK };
+    bool packs = iso__rows_hold_packs(k, y, dy, dx);
+    auto run = iso__for_type(dtype, softmax_grad<double, 1>, softmax_grad<float, 1>,
+                             packs ? softmax_grad<iso__bf16, N> : softmax_grad<iso__bf16, 1>,
+                             packs ? softmax_grad<iso__f16, N> : softmax_grad<iso__f16, 1>);
     return run(cuda, rows, k, y, dy, dx);
 }

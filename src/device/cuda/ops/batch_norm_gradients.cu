@@ -455,7 +455,6 @@ template <class T> iso_status backward_of(iso__cuda *cuda, const iso__cuda_norm_
 } // namespace
 
 iso_status iso__cuda_norm_backward_launch(iso__cuda *cuda, const iso__cuda_norm_backward *args) {
-    if (args->shape.dtype == ISO_BF16) return backward_of<iso__bf16>(cuda, args);
-    if (args->shape.dtype == ISO_F64) return backward_of<double>(cuda, args);
-    return backward_of<float>(cuda, args);
+    return iso__for_type(args->shape.dtype, backward_of<double>, backward_of<float>,
+                         backward_of<iso__bf16>, backward_of<iso__f16>)(cuda, args);
 }

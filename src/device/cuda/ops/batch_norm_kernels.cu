@@ -417,13 +417,11 @@ iso_status iso__cuda_norm_upload(iso__cuda *cuda, int64_t count, const double *f
 }
 
 iso_status iso__cuda_norm_forward_launch(iso__cuda *cuda, const iso__cuda_norm_forward *args) {
-    if (args->shape.dtype == ISO_BF16) return forward_of<iso__bf16>(cuda, args);
-    if (args->shape.dtype == ISO_F64) return forward_of<double>(cuda, args);
-    return forward_of<float>(cuda, args);
+    return iso__for_type(args->shape.dtype, forward_of<double>, forward_of<float>,
+                         forward_of<iso__bf16>, forward_of<iso__f16>)(cuda, args);
 }
 
 iso_status iso__cuda_norm_moments_launch(iso__cuda *cuda, const iso__cuda_norm_forward *args) {
-    if (args->shape.dtype == ISO_BF16) return moments_of<iso__bf16>(cuda, args);
-    if (args->shape.dtype == ISO_F64) return moments_of<double>(cuda, args);
-    return moments_of<float>(cuda, args);
+    return iso__for_type(args->shape.dtype, moments_of<double>, moments_of<float>,
+                         moments_of<iso__bf16>, moments_of<iso__f16>)(cuda, args);
 }

@@ -12,7 +12,7 @@ extern "C" {
 // The shape x[rows, channels, plane], and the division of the work: a block takes one part of the
 // values of `lanes` times `owned` channels.
 typedef struct iso__cuda_norm_shape {
-    iso_dtype dtype; // of x, y and their gradients; if it is bf16, all else is f32
+    iso_dtype dtype; // of x, y and their gradients; if it is bf16 or f16, all else is f32
     int64_t channels, plane;
     int64_t values; // of a channel
     int64_t parts, part_values;

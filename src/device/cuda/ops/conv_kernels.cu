@@ -95,9 +95,8 @@ static iso_status launch_take(iso__cuda *cuda, const iso__cuda_conv *c, const vo
 
 iso_status iso__cuda_patches(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_conv *c,
                              const void *x, void *patches) {
-    auto launch = dtype == ISO_F64    ? launch_take<double>
-                  : dtype == ISO_BF16 ? launch_take<iso__bf16>
-                                      : launch_take<float>;
+    auto launch = iso__for_type(dtype, launch_take<double>, launch_take<float>,
+                                launch_take<iso__bf16>, launch_take<iso__f16>);
     return launch(cuda, c, x, patches);
 }
 
@@ -112,9 +111,8 @@ static iso_status launch_put(iso__cuda *cuda, const iso__cuda_conv *c, const voi
 
 iso_status iso__cuda_patches_back(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_conv *c,
                                   const void *patches, void *dx) {
-    auto launch = dtype == ISO_F64    ? launch_put<double>
-                  : dtype == ISO_BF16 ? launch_put<iso__bf16>
-                                      : launch_put<float>;
+    auto launch = iso__for_type(dtype, launch_put<double>, launch_put<float>, launch_put<iso__bf16>,
+                                launch_put<iso__f16>);
     return launch(cuda, c, patches, dx);
 }
 
@@ -168,9 +166,8 @@ static iso_status launch_rows(iso__cuda *cuda, bool from_rows_on, const iso__cud
 static iso_status reorder_samples(iso__cuda *cuda, iso_dtype dtype, bool from_rows_on,
                                   const iso__cuda_samples *s, const void *from, const void *bias,
                                   bool relu, void *to) {
-    auto launch = dtype == ISO_F64    ? launch_rows<double>
-                  : dtype == ISO_BF16 ? launch_rows<iso__bf16>
-                                      : launch_rows<float>;
+    auto launch = iso__for_type(dtype, launch_rows<double>, launch_rows<float>,
+                                launch_rows<iso__bf16>, launch_rows<iso__f16>);
     return launch(cuda, from_rows_on, s, from, bias, relu, to);
 }
 

@@ -21,7 +21,7 @@ typedef struct iso__cuda_conv {
 
 // patches [channels * taps, samples * out pixels] of x [samples, channels, height, width]; and the
 // reverse: each pixel of dx is the sum, in a fixed order, of all entries of such a matrix that were
-// taken from it. Everything is of one type: f32, f64 or bf16.
+// taken from it. Everything is of one type: f32, f64, bf16 or f16.
 iso_status iso__cuda_patches(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_conv *c,
                              const void *x, void *patches);
 iso_status iso__cuda_patches_back(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_conv *c,

@@ -31,7 +31,7 @@ static void divide_values(iso__cuda_norm_shape *s, int64_t parts, int64_t few) {
     if (s->owned > 1 && s->part_values >= 4 * batches)
         s->part_values = divide_up(s->part_values, batches) * batches;
     // Planes of f32 and f64 are summed one by one, whatever their size is.
-    if (s->dtype == ISO_BF16 && s->owned == 1)
+    if (iso__is_half(s->dtype) && s->owned == 1)
         s->part_values = divide_up(s->part_values, s->width) * s->width;
     s->parts = divide_up(s->values, s->part_values);
 }
@@ -55,8 +55,8 @@ static void divide_planes(iso__cuda_norm_shape *s) {
     divide_values(s, iso__smaller(iso__smaller(parts, wanted), MAX_PARTS), 2);
 }
 
-// What is logical and not bf16 goes by planes, also where these are single pixels: its sums are
-// always in the same order.
+// What is logical and not of 16 bits goes by planes, also where these are single pixels: its sums
+// are always in the same order.
 static iso__cuda_norm_shape shape_of(const iso_tensor *x) {
     int64_t plane = 1;
     for (int i = 2; i < x->ndim; i++) plane *= x->shape[i];
@@ -69,7 +69,7 @@ static iso__cuda_norm_shape shape_of(const iso_tensor *x) {
                               .lanes = 1,
                               .width = 16 / (int)iso_dtype_size(x->dtype),
                               .owned = 1};
-    bool beside = iso__cuda_channels_last(x) || (s.dtype == ISO_BF16 && plane == 1);
+    bool beside = iso__cuda_channels_last(x) || (iso__is_half(s.dtype) && plane == 1);
     if (beside && s.channels % s.width == 0)
         divide_channels(&s);
     else

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Copies between layouts, for gradients in backward, flatten, and weights for cuDNN; rounds
-// parameters to bf16.
+// parameters to 16 bits.
 #include "device/cuda/ops/cuda_copy.h"
 
 #include "device/cuda/runtime/fill_kernels.h"
@@ -51,7 +51,7 @@ static iso_status reorder_elements(iso__cuda *cuda, const iso_tensor *from, cons
 
 // Weights that are rounded for a convolution: one kernel.
 static bool are_weights(const iso_tensor *from, const iso_tensor *to) {
-    return from->dtype == ISO_F32 && to->dtype == ISO_BF16 && !iso__cuda_is_ordered_last(from) &&
+    return from->dtype == ISO_F32 && iso__is_half(to->dtype) && !iso__cuda_is_ordered_last(from) &&
            iso__cuda_is_ordered_last(to) && has_shape_of(from, to) &&
            plane_of(to) <= ISO_CUDA_ROUND_TAPS;
 }
@@ -79,10 +79,10 @@ iso_status iso__cuda_round_many(iso_device *self, int count, const iso__rounding
         }
         r.item[r.count++] = rounding_of(&of[i], weights);
         if (r.count < ISO_CUDA_ROUNDINGS) continue;
-        ISO_TRY(iso__cuda_round_all(cuda, &r));
+        ISO_TRY(iso__cuda_round_all(cuda, of[i].to->dtype, &r));
         memset(&r, 0, sizeof(r)); // graphs compare all of it
     }
-    return r.count > 0 ? iso__cuda_round_all(cuda, &r) : ISO_OK;
+    return r.count > 0 ? iso__cuda_round_all(cuda, of->to->dtype, &r) : ISO_OK;
 }
 
 iso_status iso__cuda_reorder(iso__cuda *cuda, const iso_tensor *from, const iso_tensor *to) {
@@ -93,7 +93,7 @@ iso_status iso__cuda_reorder(iso__cuda *cuda, const iso_tensor *from, const iso_
     const void *data = from->data;
     if (are_weights(from, to)) {
         iso__cuda_filters f = filters_of(to);
-        return iso__cuda_filters_last(cuda, &f, ISO_F32, from->data, ISO_BF16, to->data);
+        return iso__cuda_filters_last(cuda, &f, ISO_F32, from->data, to->dtype, to->data);
     }
     if (converts || twice)
         ISO_TRY(iso__cuda_scratch(cuda, bytes * (size_t)(converts + twice), &scratch));

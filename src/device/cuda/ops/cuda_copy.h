@@ -14,10 +14,10 @@ iso_status iso__cuda_from_logical(iso__cuda *cuda, const iso_tensor *x, const vo
 // Whether copying from one tensor to the other changes the order of the elements. Shapes may
 // differ.
 bool iso__cuda_reorders(const iso_tensor *from, const iso_tensor *to);
-// Makes such a copy; the element type may change, too, among f32, f64 and bf16.
+// Makes such a copy; the element type may change, too, among f32, f64, bf16 and f16.
 iso_status iso__cuda_reorder(iso__cuda *cuda, const iso_tensor *from, const iso_tensor *to);
 
-// The slot round_many of the bf16 table.
+// The slot round_many of the tables of bf16 and f16.
 iso_status iso__cuda_round_many(iso_device *self, int count, const iso__rounding *of);
 
 #endif

@@ -59,19 +59,19 @@ static iso_status multiply_matrices(iso__cuda *cuda, const iso_tensor *x, const 
                                                        .c_f32 = c_f32});
 }
 
-// Sums of bf16 are rounded when the bias is there.
+// Sums of 16 bits are rounded when the bias is there.
 static iso_status multiply_and_add(iso__cuda *cuda, const iso_tensor *x, const iso_tensor *w,
                                    const iso_tensor *b, bool relu, iso_tensor *y) {
     int64_t rows = y->shape[0], out = y->shape[1];
     const void *bias = b ? b->data : NULL;
     void *sums;
-    if (x->dtype != ISO_BF16) {
+    if (!iso__is_half(x->dtype)) {
         ISO_TRY(multiply_matrices(cuda, x, w, false, y->data));
         return iso__cuda_bias_act(cuda, x->dtype, rows, out, 1, bias, relu, y->data);
     }
     ISO_TRY(iso__cuda_scratch(cuda, (size_t)y->count * sizeof(float), &sums));
     ISO_TRY(multiply_matrices(cuda, x, w, true, sums));
-    return iso__cuda_bias_act_of_sums(cuda, rows, out, 1, sums, bias, relu, y->data);
+    return iso__cuda_bias_act_of_sums(cuda, y->dtype, rows, out, 1, sums, bias, relu, y->data);
 }
 
 // ---- Very few features ----------------------------------------------------------------------------
@@ -79,9 +79,9 @@ static iso_status multiply_and_add(iso__cuda *cuda, const iso_tensor *x, const i
 // a and b: what is loaded or stored in packs.
 static bool is_thin(iso_dtype dtype, const iso__cuda_thin *t, const void *a, const void *b) {
     uintptr_t bits = (uintptr_t)a | (uintptr_t)b;
-    return (dtype == ISO_F32 || dtype == ISO_BF16) && t->out <= ISO_CUDA_THIN_OUT &&
-           t->in % ISO_CUDA_THIN_PACK == 0 && t->in < 32 * ISO_CUDA_ARRIVALS && t->rows > 0 &&
-           t->rows * t->in <= INT32_MAX && bits % 16 == 0;
+    return dtype != ISO_F64 && t->out <= ISO_CUDA_THIN_OUT && t->in % ISO_CUDA_THIN_PACK == 0 &&
+           t->in < 32 * ISO_CUDA_ARRIVALS && t->rows > 0 && t->rows * t->in <= INT32_MAX &&
+           bits % 16 == 0;
 }
 
 static iso_status thin_params(iso__cuda *cuda, const iso_tensor *x, const iso_tensor *dy,
@@ -133,7 +133,7 @@ static iso_status linear_backward_rows(iso_device *self, const iso_tensor *x, co
                                                  .ldc = in,
                                                  .beta = accumulate ? 1 : 0,
                                                  .c = dw->data,
-                                                 .c_f32 = x->dtype == ISO_BF16});
+                                                 .c_f32 = iso__is_half(x->dtype)});
 }
 
 static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,

@@ -8,7 +8,7 @@ static bool has_form(const iso__cuda *cuda, const iso_conv2d_config *c, const is
                      const iso_tensor *y) {
     int64_t side = c->kernel_size[0], filters = y->shape[1], channels = x->shape[1];
     bool rounds = cuda->math != ISO_CUDA_MATH_F32;
-    if (x->dtype != ISO_BF16 && !(x->dtype == ISO_F32 && rounds)) return false;
+    if (!iso__is_half(x->dtype) && !(x->dtype == ISO_F32 && rounds)) return false;
     if (!iso__cuda_channels_last(y) || c->groups > 1 || channels > ISO_CUDA_STEM_CHANNELS)
         return false;
     if ((side != 3 && side != 5) || c->kernel_size[1] != side) return false;

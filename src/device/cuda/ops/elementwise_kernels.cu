@@ -8,6 +8,12 @@ namespace {
 
 // ---- Relu and sums --------------------------------------------------------------------------------
 
+struct times {
+    static const bool binary = false;
+    template <class Real> static __device__ Real of(Real x, Real, Real factor) {
+        return x * factor;
+    }
+};
 struct relu {
     static const bool binary = false;
     template <class Real> static __device__ Real of(Real x, Real, Real) {
@@ -160,6 +166,11 @@ iso_status dropout(iso__cuda *cuda, const iso__cuda_mask *mask, const void *x, v
 
 // ---- Launchers ------------------------------------------------------------------------------------
 
+iso_status iso__cuda_scale_half(iso__cuda *cuda, iso_dtype dtype, int64_t count, double factor,
+                                void *x) {
+    return iso__cuda_map<times>(cuda, dtype, count, x, NULL, x, NULL, factor);
+}
+
 iso_status iso__cuda_relu(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x, void *y) {
     return iso__cuda_map<relu>(cuda, dtype, count, x, NULL, y, NULL);
 }
@@ -177,7 +188,7 @@ iso_status iso__cuda_add(iso__cuda *cuda, iso_dtype dtype, int64_t count, const 
 
 iso_status iso__cuda_dropout(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_mask *mask,
                              const void *x, void *y) {
-    if (dtype == ISO_F64) return dropout<double>(cuda, mask, x, y);
-    if (dtype == ISO_BF16) return dropout<iso__bf16>(cuda, mask, x, y);
-    return dropout<float>(cuda, mask, x, y);
+    auto run = iso__for_type(dtype, dropout<double>, dropout<float>, dropout<iso__bf16>,
+                             dropout<iso__f16>);
+    return run(cuda, mask, x, y);
 }

@@ -9,6 +9,9 @@
 extern "C" {
 #endif
 
+// x *= factor; bf16 or f16.
+iso_status iso__cuda_scale_half(iso__cuda *cuda, iso_dtype dtype, int64_t count, double factor,
+                                void *x);
 iso_status iso__cuda_relu(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x, void *y);
 // dx and copy (may be NULL) = y > 0 ? dy : 0.
 iso_status iso__cuda_relu_mask(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *y,

@@ -180,9 +180,8 @@ iso_status iso__cuda_lamb(iso__cuda *cuda, iso_dtype dtype, int64_t count,
 iso_status iso__cuda_lamb_measure(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                                   const iso__lamb_args *args, const void *g, const void *p, void *m,
                                   void *v, double *sums, double *pair) {
-    return dtype == ISO_F64
-               ? launch_measure<double>(cuda, count, args, g, p, m, v, sums, pair)
-               : launch_measure<float>(cuda, count, args, g, p, m, v, sums, pair);
+    return dtype == ISO_F64 ? launch_measure<double>(cuda, count, args, g, p, m, v, sums, pair)
+                            : launch_measure<float>(cuda, count, args, g, p, m, v, sums, pair);
 }
 
 iso_status iso__cuda_lamb_step(iso__cuda *cuda, iso_dtype dtype, int64_t count,

@@ -265,7 +265,7 @@ row_args<T> backward_args(int64_t rows, int64_t size, const void *x, const void 
     return args;
 }
 
-bool holds_packs(const row_args<iso__bf16> &a) {
+template <class T> bool holds_packs(const row_args<T> &a) {
     return iso__rows_hold_packs(a.size, a.x, a.w, a.b) &&
            iso__rows_hold_packs(a.size, a.dy, a.to, NULL);
 }
@@ -283,12 +283,17 @@ int64_t rows_of_part(int64_t rows, int64_t size) {
 template <class T> iso_status sum_columns(iso__cuda *cuda, dim3 grid, const column_args<T> &args) {
     return iso__cuda_submit(cuda, take_columns<T>, grid, ISO_CUDA_BLOCK, args);
 }
-iso_status sum_columns(iso__cuda *cuda, dim3 grid, const column_args<iso__bf16> &args) {
-    const int width = iso__widest<iso__bf16>::width;
+template <class T>
+iso_status sum_half_columns(iso__cuda *cuda, dim3 grid, const column_args<T> &args) {
     bool packs = iso__rows_hold_packs(args.size, args.x, args.dy, NULL);
-    return iso__cuda_submit(cuda,
-                            packs ? take_column_packs<iso__bf16, width> : take_columns<iso__bf16>,
+    return iso__cuda_submit(cuda, packs ? take_column_packs<T, ISO_CUDA_ROW_PACK> : take_columns<T>,
                             grid, ISO_CUDA_BLOCK, args);
+}
+iso_status sum_columns(iso__cuda *cuda, dim3 grid, const column_args<iso__bf16> &args) {
+    return sum_half_columns(cuda, grid, args);
+}
+iso_status sum_columns(iso__cuda *cuda, dim3 grid, const column_args<iso__f16> &args) {
+    return sum_half_columns(cuda, grid, args);
 }
 
 template <class T>
@@ -311,34 +316,38 @@ iso_status backward_params_of(iso__cuda *cuda, const iso__cuda_layer_norm_params
     return iso__cuda_submit(cuda, join_columns<T>, dim3(tiles), ISO_CUDA_BLOCK, args);
 }
 
+template <class T> iso_status forward_of_half(iso__cuda *cuda, const row_args<T> &args) {
+    return holds_packs(args) ? forward_of<T, ISO_CUDA_ROW_PACK>(cuda, args)
+                             : forward_of<T, 1>(cuda, args);
+}
+
+template <class T> iso_status backward_of_half(iso__cuda *cuda, const row_args<T> &args) {
+    return holds_packs(args) ? backward_of<T, ISO_CUDA_ROW_PACK>(cuda, args)
+                             : backward_of<T, 1>(cuda, args);
+}
+
 } // namespace
 
 iso_status iso__cuda_layer_norm_forward(iso__cuda *cuda, iso_dtype dtype, int64_t rows,
                                         int64_t size, double eps, const void *x, const void *w,
                                         const void *b, void *statistics, void *y) {
-    if (dtype == ISO_F64)
-        return forward_of<double, 1>(cuda,
-                                     forward_args<double>(rows, size, eps, x, w, b, statistics, y));
-    if (dtype != ISO_BF16)
-        return forward_of<float, 1>(cuda,
-                                    forward_args<float>(rows, size, eps, x, w, b, statistics, y));
-    auto args = forward_args<iso__bf16>(rows, size, eps, x, w, b, statistics, y);
-    return holds_packs(args) ? forward_of<iso__bf16, ISO_CUDA_ROW_PACK>(cuda, args)
-                             : forward_of<iso__bf16, 1>(cuda, args);
+#define ARGS(T) forward_args<T>(rows, size, eps, x, w, b, statistics, y)
+    if (dtype == ISO_F64) return forward_of<double, 1>(cuda, ARGS(double));
+    if (dtype == ISO_BF16) return forward_of_half(cuda, ARGS(iso__bf16));
+    if (dtype == ISO_F16) return forward_of_half(cuda, ARGS(iso__f16));
+    return forward_of<float, 1>(cuda, ARGS(float));
+#undef ARGS
 }
 
 iso_status iso__cuda_layer_norm_backward_input(iso__cuda *cuda, iso_dtype dtype, int64_t rows,
                                                int64_t size, const void *x, const void *w,
                                                const void *dy, const void *statistics, void *dx) {
-    if (dtype == ISO_F64)
-        return backward_of<double, 1>(cuda,
-                                      backward_args<double>(rows, size, x, w, dy, statistics, dx));
-    if (dtype != ISO_BF16)
-        return backward_of<float, 1>(cuda,
-                                     backward_args<float>(rows, size, x, w, dy, statistics, dx));
-    auto args = backward_args<iso__bf16>(rows, size, x, w, dy, statistics, dx);
-    return holds_packs(args) ? backward_of<iso__bf16, ISO_CUDA_ROW_PACK>(cuda, args)
-                             : backward_of<iso__bf16, 1>(cuda, args);
+#define ARGS(T) backward_args<T>(rows, size, x, w, dy, statistics, dx)
+    if (dtype == ISO_F64) return backward_of<double, 1>(cuda, ARGS(double));
+    if (dtype == ISO_BF16) return backward_of_half(cuda, ARGS(iso__bf16));
+    if (dtype == ISO_F16) return backward_of_half(cuda, ARGS(iso__f16));
+    return backward_of<float, 1>(cuda, ARGS(float));
+#undef ARGS
 }
 
 int64_t iso__cuda_layer_norm_parts(int64_t rows, int64_t size) {
@@ -348,7 +357,6 @@ int64_t iso__cuda_layer_norm_parts(int64_t rows, int64_t size) {
 
 iso_status iso__cuda_layer_norm_backward_params(iso__cuda *cuda,
                                                 const iso__cuda_layer_norm_params *args) {
-    if (args->dtype == ISO_F64) return backward_params_of<double>(cuda, args);
-    if (args->dtype == ISO_BF16) return backward_params_of<iso__bf16>(cuda, args);
-    return backward_params_of<float>(cuda, args);
+    return iso__for_type(args->dtype, backward_params_of<double>, backward_params_of<float>,
+                         backward_params_of<iso__bf16>, backward_params_of<iso__f16>)(cuda, args);
 }

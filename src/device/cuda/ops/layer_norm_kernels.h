@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-// x, y, dy and dx are of dtype; if that is bf16, w, b, dw, db and statistics are f32.
+// x, y, dy and dx are of dtype; if that is bf16 or f16, w, b, dw, db and statistics are f32.
 //
 // x[rows, size]; w and b may be NULL. statistics[rows, 3]: the rounded mean, its rounding error,
 // and 1 / deviation.

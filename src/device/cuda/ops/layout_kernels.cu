@@ -194,9 +194,12 @@ iso__cuda_filters in_one(const iso__cuda_filters *f) {
 iso_status iso__cuda_filters_last(iso__cuda *cuda, const iso__cuda_filters *f, iso_dtype from_dtype,
                                   const void *w, iso_dtype to_dtype, void *last) {
     iso__cuda_filters all = in_one(f);
-    auto launch = to_dtype == ISO_F32     ? launch_last<float, float>
-                  : from_dtype == ISO_F32 ? launch_last<float, iso__bf16>
-                                          : launch_last<iso__bf16, iso__bf16>;
+    bool rounds = from_dtype != to_dtype;
+    auto launch = to_dtype == ISO_F32 ? launch_last<float, float>
+                  : to_dtype == ISO_BF16
+                      ? rounds ? launch_last<float, iso__bf16> : launch_last<iso__bf16, iso__bf16>
+                  : rounds ? launch_last<float, iso__f16>
+                           : launch_last<iso__f16, iso__f16>;
     return launch(cuda, &all, w, last);
 }
 
@@ -208,6 +211,8 @@ iso_status iso__cuda_filters_pad(iso__cuda *cuda, const iso__cuda_filters *f, si
 iso_status iso__cuda_filters_logical(iso__cuda *cuda, const iso__cuda_filters *f, iso_dtype dtype,
                                      const void *last, bool accumulate, void *dw) {
     iso__cuda_filters all = in_one(f);
-    auto launch = dtype == ISO_BF16 ? launch_logical<iso__bf16> : launch_logical<float>;
+    auto launch = dtype == ISO_BF16  ? launch_logical<iso__bf16>
+                  : dtype == ISO_F16 ? launch_logical<iso__f16>
+                                     : launch_logical<float>;
     return launch(cuda, &all, last, accumulate, dw);
 }

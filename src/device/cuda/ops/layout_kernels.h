@@ -25,13 +25,14 @@ iso_status iso__cuda_transpose(iso__cuda *cuda, size_t size, const iso__cuda_mat
 typedef struct iso__cuda_filters {
     int64_t filters, channels, taps, padded_filters, padded_channels;
 } iso__cuda_filters;
-// Logical order to channels last: both f32, both bf16, or f32 rounded to bf16.
+// Logical order to channels last: of one type of 4 or 2 bytes, or f32 rounded
+// to bf16 or f16.
 iso_status iso__cuda_filters_last(iso__cuda *cuda, const iso__cuda_filters *f, iso_dtype from_dtype,
                                   const void *w, iso_dtype to_dtype, void *last);
 // Adds the padding to weights [filters, taps, channels]; size: 2 or 4.
 iso_status iso__cuda_filters_pad(iso__cuda *cuda, const iso__cuda_filters *f, size_t size,
                                  const void *w, void *last);
-// dw (f32) = `last` (f32 or bf16); accumulate: +=.
+// dw (f32) = `last` (f32, bf16 or f16); accumulate: +=.
 iso_status iso__cuda_filters_logical(iso__cuda *cuda, const iso__cuda_filters *f, iso_dtype dtype,
                                      const void *last, bool accumulate, void *dw);
 

@@ -8,7 +8,7 @@
 
 // ---- Bias and activation -----------------------------------------------------------------------
 
-// From: y's type, and its memory; or f32, for sums that become bf16 with the bias.
+// From: y's type, and its memory; or f32, for sums that get 16 bits with the bias.
 // Index: 32 bits where they reach, as divisions of 64 take several times as long.
 template <class From, class T, class Index> struct bias_args {
     Index count, channels, plane;
@@ -78,17 +78,16 @@ static iso_status bias_act_of(iso__cuda *cuda, int64_t count, int64_t channels, 
 
 iso_status iso__cuda_bias_act(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
                               int64_t plane, const void *bias, bool relu, void *y) {
-    auto run = dtype == ISO_F64    ? bias_act_of<double, double>
-               : dtype == ISO_BF16 ? bias_act_of<iso__bf16, iso__bf16>
-                                   : bias_act_of<float, float>;
+    auto run = iso__for_type(dtype, bias_act_of<double, double>, bias_act_of<float, float>,
+                             bias_act_of<iso__bf16, iso__bf16>, bias_act_of<iso__f16, iso__f16>);
     return run(cuda, rows * channels * plane, channels, plane, y, bias, relu, y);
 }
 
-iso_status iso__cuda_bias_act_of_sums(iso__cuda *cuda, int64_t rows, int64_t channels,
-                                      int64_t plane, const float *sums, const void *bias, bool relu,
-                                      void *y) {
-    return bias_act_of<float, iso__bf16>(cuda, rows * channels * plane, channels, plane, sums, bias,
-                                         relu, y);
+iso_status iso__cuda_bias_act_of_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows,
+                                      int64_t channels, int64_t plane, const float *sums,
+                                      const void *bias, bool relu, void *y) {
+    auto run = dtype == ISO_F16 ? bias_act_of<float, iso__f16> : bias_act_of<float, iso__bf16>;
+    return run(cuda, rows * channels * plane, channels, plane, sums, bias, relu, y);
 }
 
 // ---- Sums over channels ------------------------------------------------------------------------
@@ -306,11 +305,7 @@ static int64_t sum_blocks(int64_t channels, int64_t plane) {
     return plane > 1 ? channels : (channels + SUM_COLUMNS - 1) / SUM_COLUMNS;
 }
 
-static int pack_width(iso_dtype dtype) {
-    return dtype == ISO_BF16  ? iso__pack<iso__bf16>::width
-           : dtype == ISO_F32 ? iso__pack<float>::width
-                              : iso__pack<double>::width;
-}
+static int pack_width(iso_dtype dtype) { return 16 / (int)iso_dtype_size(dtype); }
 
 static bool takes_packs(iso_dtype dtype, int64_t channels, int64_t plane) {
     return plane == 1 && channels % pack_width(dtype) == 0;
@@ -345,8 +340,6 @@ template <class T> static iso_status launch_sums(iso__cuda *cuda, const iso__cud
 }
 
 iso_status iso__cuda_channel_sums(iso__cuda *cuda, const iso__cuda_channels *sums) {
-    auto launch = sums->dtype == ISO_F64    ? launch_sums<double>
-                  : sums->dtype == ISO_BF16 ? launch_sums<iso__bf16>
-                                            : launch_sums<float>;
-    return launch(cuda, sums);
+    return iso__for_type(sums->dtype, launch_sums<double>, launch_sums<float>,
+                         launch_sums<iso__bf16>, launch_sums<iso__f16>)(cuda, sums);
 }

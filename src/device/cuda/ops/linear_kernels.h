@@ -14,12 +14,12 @@ extern "C" {
 // y = act(y + bias), with a bias for each channel; NULL: none.
 iso_status iso__cuda_bias_act(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
                               int64_t plane, const void *bias, bool relu, void *y);
-// The same from sums in f32 to y in bf16, so that values are rounded only once.
-iso_status iso__cuda_bias_act_of_sums(iso__cuda *cuda, int64_t rows, int64_t channels,
-                                      int64_t plane, const float *sums, const void *bias, bool relu,
-                                      void *y);
+// The same from sums in f32 to y of dtype, bf16 or f16, so that values are rounded only once.
+iso_status iso__cuda_bias_act_of_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows,
+                                      int64_t channels, int64_t plane, const float *sums,
+                                      const void *bias, bool relu, void *y);
 
-// out[channel] = sums of x (accumulate: +=); sums of bf16 are f32. The order of the additions
+// out[channel] = sums of x (accumulate: +=); sums of 16 bits are f32. The order of the additions
 // depends on type, shape and alignment alone. Unless y is NULL, elements of x are first set to 0
 // where y is not above 0. With more than one part, partial has room for parts * channels numbers of
 // the type of out, and arrived are the counters of iso__cuda_arrivals. rows * plane is at most

@@ -20,7 +20,7 @@ template <int N, bool block, class T> __device__ double log_sum_exp(int64_t k, c
     return top + log(team::sum(sum));
 }
 
-// What is computed in double precision, as a tensor of f32 would have it before it becomes bf16.
+// What is computed in double precision, as a tensor of f32 would have it before it gets 16 bits.
 template <class T> __device__ inline void put(double value, T *to) {
     iso__narrow((typename iso__real<T>::type)value, to);
 }
@@ -361,27 +361,29 @@ iso_status elements_as(iso__cuda *cuda, const iso__cuda_elements *e,
 
 iso_status iso__cuda_log_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                                  const void *x, void *y) {
-    auto run = dtype == ISO_F64                      ? log_softmax<double, 1>
-               : dtype != ISO_BF16                   ? log_softmax<float, 1>
-               : iso__rows_hold_packs(k, x, y, NULL) ? log_softmax<iso__bf16, ISO_CUDA_ROW_PACK>
-                                                     : log_softmax<iso__bf16, 1>;
+    enum { N = ISO_CUDA_ROW_PACK };
+    bool packs = iso__rows_hold_packs(k, x, y, NULL);
+    auto run = iso__for_type(dtype, log_softmax<double, 1>, log_softmax<float, 1>,
+                             packs ? log_softmax<iso__bf16, N> : log_softmax<iso__bf16, 1>,
+                             packs ? log_softmax<iso__f16, N> : log_softmax<iso__f16, 1>);
     return run(cuda, rows, k, x, y);
 }
 
 iso_status iso__cuda_log_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                                       const void *y, const void *dy, void *dx) {
-    auto run = dtype == ISO_F64                     ? log_softmax_grad<double, 1>
-               : dtype != ISO_BF16                  ? log_softmax_grad<float, 1>
-               : iso__rows_hold_packs(k, y, dy, dx) ? log_softmax_grad<iso__bf16, ISO_CUDA_ROW_PACK>
-                                                    : log_softmax_grad<iso__bf16, 1>;
+    enum { N = ISO_CUDA_ROW_PACK };
+    bool packs = iso__rows_hold_packs(k, y, dy, dx);
+    auto run =
+        iso__for_type(dtype, log_softmax_grad<double, 1>, log_softmax_grad<float, 1>,
+                      packs ? log_softmax_grad<iso__bf16, N> : log_softmax_grad<iso__bf16, 1>,
+                      packs ? log_softmax_grad<iso__f16, N> : log_softmax_grad<iso__f16, 1>);
     return run(cuda, rows, k, y, dy, dx);
 }
 
 iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
                                     const iso__cuda_loss_rows *l) {
-    auto run = dtype == ISO_F64    ? losses_of<double>
-               : dtype == ISO_BF16 ? losses_of<iso__bf16>
-                                   : losses_of<float>;
+    auto run = iso__for_type(dtype, losses_of<double>, losses_of<float>, losses_of<iso__bf16>,
+                             losses_of<iso__f16>);
     return run(cuda, l);
 }
 
@@ -391,9 +393,10 @@ int64_t iso__cuda_element_partials(int64_t count) {
 
 iso_status iso__cuda_losses_of_elements(iso__cuda *cuda, const iso__cuda_elements *e,
                                         const iso__cuda_loss_sum *sum) {
-    auto launch = e->dtype == ISO_F64           ? elements_as<double, double>
-                  : e->dtype != ISO_BF16        ? elements_as<float, float>
-                  : e->target_dtype == ISO_BF16 ? elements_as<iso__bf16, iso__bf16>
-                                                : elements_as<iso__bf16, float>;
+    bool wide = e->target_dtype == ISO_F32; // where outputs are narrow
+    auto launch =
+        iso__for_type(e->dtype, elements_as<double, double>, elements_as<float, float>,
+                      wide ? elements_as<iso__bf16, float> : elements_as<iso__bf16, iso__bf16>,
+                      wide ? elements_as<iso__f16, float> : elements_as<iso__f16, iso__f16>);
     return launch(cuda, e, sum);
 }

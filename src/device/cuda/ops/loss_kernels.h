@@ -58,7 +58,7 @@ iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
 typedef struct iso__cuda_elements {
     iso__cuda_loss_kind kind;
     double delta;
-    iso_dtype dtype, target_dtype; // the same; or bf16, and targets of f32
+    iso_dtype dtype, target_dtype; // the same; or bf16 or f16, and targets of f32
     int64_t count;
     const void *x, *target;
     void *grad;

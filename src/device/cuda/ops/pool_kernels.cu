@@ -381,9 +381,9 @@ iso_status by_width(iso__cuda *cuda, const pool_shape *s, const ends &e, bool fo
 
 template <template <class, int, class> class Pool>
 iso_status by_type(iso__cuda *cuda, const pool_shape *s, const ends &e, bool forward) {
-    if (s->dtype == ISO_BF16) return by_width<iso__bf16, Pool>(cuda, s, e, forward);
-    if (s->dtype == ISO_F64) return by_width<double, Pool>(cuda, s, e, forward);
-    return by_width<float, Pool>(cuda, s, e, forward);
+    auto run = iso__for_type(s->dtype, by_width<double, Pool>, by_width<float, Pool>,
+                             by_width<iso__bf16, Pool>, by_width<iso__f16, Pool>);
+    return run(cuda, s, e, forward);
 }
 
 } // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rounds many arrays to bf16 in one launch, because most weights are so small that a launch takes
-// longer than the work.
+// Rounds many arrays to bf16 or f16 in one launch, because most weights are so small that a launch
+// takes longer than the work.
 #include "device/cuda/ops/round_kernels.h"
 
 #include "device/cuda/runtime/cuda_pack.cuh"
@@ -17,18 +17,19 @@ __host__ __device__ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1)
 
 // ---- In order -------------------------------------------------------------------------------------
 
-__device__ void round_item(const float *from, iso__bf16 *to, int64_t i) {
+template <class T> __device__ void round_item(const float *from, T *to, int64_t i) {
     iso__pack<float> x[2];
-    iso__pack<iso__bf16> y;
+    iso__pack<T> y;
     for (int k = 0; k < 2; k++) x[k] = ((const iso__pack<float> *)from)[2 * i + k];
     for (int k = 0; k < ITEM; k++) iso__narrow(x[k / 4].at[k % 4], &y.at[k]);
-    ((iso__pack<iso__bf16> *)to)[i] = y;
+    ((iso__pack<T> *)to)[i] = y;
 }
 
 // Rounds the share of block number `block` of the `blocks` that an array has.
+template <class T>
 __device__ void round_array(const iso__cuda_rounding &r, unsigned block, unsigned blocks) {
     const float *from = (const float *)r.from;
-    iso__bf16 *to = (iso__bf16 *)r.to;
+    T *to = (T *)r.to;
     int64_t items = iso__is_aligned(from) && iso__is_aligned(to) ? r.count / ITEM : 0;
     int64_t first = (int64_t)block * blockDim.x + threadIdx.x;
     int64_t stride = (int64_t)blocks * blockDim.x;
@@ -47,7 +48,7 @@ __host__ __device__ int64_t channels_of_block(const iso__cuda_rounding &r) {
     return chunk < r.channels ? chunk : r.channels;
 }
 
-__device__ void round_filter(const iso__cuda_rounding &r, unsigned block) {
+template <class T> __device__ void round_filter(const iso__cuda_rounding &r, unsigned block) {
     __shared__ float room[FILTER_ROOM];
     int64_t chunk = channels_of_block(r), chunks = divide_up(r.channels, chunk);
     int64_t filter = block / chunks, first = block % chunks * chunk;
@@ -58,14 +59,14 @@ __device__ void round_filter(const iso__cuda_rounding &r, unsigned block) {
     __syncthreads();
     for (unsigned i = threadIdx.x; i < width * taps; i += blockDim.x) {
         unsigned tap = i / width, c = i % width;
-        iso__bf16 *to = (iso__bf16 *)r.to + (filter * taps + tap) * r.channels + first + c;
+        T *to = (T *)r.to + (filter * taps + tap) * r.channels + first + c;
         iso__narrow(room[c * taps + tap], to);
     }
 }
 
 // ---- All ------------------------------------------------------------------------------------------
 
-__global__ void round_all(iso__cuda_roundings t) {
+template <class T> __global__ void round_all(iso__cuda_roundings t) {
     unsigned low = 0, high = t.count; // first[low] <= this block < first[high]
     while (high - low > 1) {
         unsigned middle = (low + high) / 2;
@@ -76,9 +77,9 @@ __global__ void round_all(iso__cuda_roundings t) {
     }
     unsigned block = blockIdx.x - t.first[low];
     if (t.item[low].taps > 0)
-        round_filter(t.item[low], block);
+        round_filter<T>(t.item[low], block);
     else
-        round_array(t.item[low], block, t.first[low + 1] - t.first[low]);
+        round_array<T>(t.item[low], block, t.first[low + 1] - t.first[low]);
 }
 
 unsigned blocks_of(const iso__cuda *cuda, const iso__cuda_rounding &r) {
@@ -89,8 +90,9 @@ unsigned blocks_of(const iso__cuda *cuda, const iso__cuda_rounding &r) {
 
 } // namespace
 
-iso_status iso__cuda_round_all(iso__cuda *cuda, iso__cuda_roundings *r) {
+iso_status iso__cuda_round_all(iso__cuda *cuda, iso_dtype dtype, iso__cuda_roundings *r) {
+    auto kernel = dtype == ISO_F16 ? round_all<iso__f16> : round_all<iso__bf16>;
     for (unsigned i = 0; i < r->count; i++)
         r->first[i + 1] = r->first[i] + blocks_of(cuda, r->item[i]);
-    return iso__cuda_submit(cuda, round_all, dim3(r->first[r->count]), ISO_CUDA_BLOCK, *r);
+    return iso__cuda_submit(cuda, kernel, dim3(r->first[r->count]), ISO_CUDA_BLOCK, *r);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to the CUDA device: launcher of the kernel that rounds many arrays to bf16.
+// Private to the CUDA device: launcher of the kernel that rounds many arrays to 16 bits.
 #ifndef ISO_ROUND_KERNELS_H
 #define ISO_ROUND_KERNELS_H
 
@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-// From f32 to bf16. taps 0: the `count` elements keep their order. Otherwise they are filters with
-// this many channels and taps in logical order, and become channels last.
+// From f32 to bf16 or f16. taps 0: the `count` elements keep their order. Otherwise they are
+// filters with this many channels and taps in logical order, and become channels last.
 typedef struct iso__cuda_rounding {
     int64_t count, channels, taps;
     const void *from;
@@ -27,9 +27,9 @@ typedef struct iso__cuda_roundings {
     unsigned count;
 } iso__cuda_roundings;
 
-// The arrays that are written must not overlap any of the others. At most ISO_CUDA_ROUNDINGS
-// arrays, and at most ISO_CUDA_ROUND_TAPS taps in each filter.
-iso_status iso__cuda_round_all(iso__cuda *cuda, iso__cuda_roundings *r);
+// To dtype. The arrays that are written must not overlap any of the others. At most
+// ISO_CUDA_ROUNDINGS arrays, and at most ISO_CUDA_ROUND_TAPS taps in each filter.
+iso_status iso__cuda_round_all(iso__cuda *cuda, iso_dtype dtype, iso__cuda_roundings *r);
 
 #ifdef __cplusplus
 }

@@ -274,20 +274,21 @@ int iso__cuda_stem_parts(const iso__cuda_stem *s) {
                                                : (int64_t)ISO_CUDA_STEM_PARTS);
 }
 
+#define OF_TYPE(name, side)                                                                        \
+    (dtype == ISO_BF16  ? name<side, iso__bf16>                                                    \
+     : dtype == ISO_F16 ? name<side, iso__f16>                                                     \
+                        : name<side, float>)
+
 iso_status iso__cuda_stem_forward(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_stem *s,
                                   const void *x, const void *w, const void *bias, bool relu,
                                   void *y) {
-    bool low = dtype == ISO_BF16;
-    auto launch = s->side == 3 ? (low ? launch_forward<3, iso__bf16> : launch_forward<3, float>)
-                               : (low ? launch_forward<5, iso__bf16> : launch_forward<5, float>);
+    auto launch = s->side == 3 ? OF_TYPE(launch_forward, 3) : OF_TYPE(launch_forward, 5);
     return launch(cuda, s, x, w, bias, relu, y);
 }
 
 iso_status iso__cuda_stem_filter(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_stem *s,
                                  const void *x, const void *dy, bool accumulate, float *partial,
                                  float *dw) {
-    bool low = dtype == ISO_BF16;
-    auto launch = s->side == 3 ? (low ? launch_filter<3, iso__bf16> : launch_filter<3, float>)
-                               : (low ? launch_filter<5, iso__bf16> : launch_filter<5, float>);
+    auto launch = s->side == 3 ? OF_TYPE(launch_filter, 3) : OF_TYPE(launch_filter, 5);
     return launch(cuda, s, x, dy, accumulate, partial, dw);
 }

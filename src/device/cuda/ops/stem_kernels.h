@@ -24,7 +24,7 @@ typedef struct iso__cuda_stem {
     int filter_step, of_channel_step, tap_step;
 } iso__cuda_stem;
 
-// y = x * w + bias (NULL: none), with relu; f32 or bf16, sums in f32.
+// y = x * w + bias (NULL: none), with relu; f32, bf16 or f16, sums in f32.
 iso_status iso__cuda_stem_forward(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_stem *s,
                                   const void *x, const void *w, const void *bias, bool relu,
                                   void *y);

@@ -208,15 +208,15 @@ int iso__cuda_thin_parts(const iso__cuda_thin *t) {
 }
 
 // The launcher for as many outputs and for the type.
+#define WITH_OUTPUTS(name, T)                                                                      \
+    (t->out <= 4    ? name<4, T>                                                                   \
+     : t->out <= 8  ? name<8, T>                                                                   \
+     : t->out <= 10 ? name<10, T>                                                                  \
+                    : name<ISO_CUDA_THIN_OUT, T>)
 #define LAUNCHER(name)                                                                             \
-    (dtype == ISO_BF16 ? (t->out <= 4    ? name<4, iso__bf16>                                      \
-                          : t->out <= 8  ? name<8, iso__bf16>                                      \
-                          : t->out <= 10 ? name<10, iso__bf16>                                     \
-                                         : name<ISO_CUDA_THIN_OUT, iso__bf16>)                     \
-                       : (t->out <= 4    ? name<4, float>                                          \
-                          : t->out <= 8  ? name<8, float>                                          \
-                          : t->out <= 10 ? name<10, float>                                         \
-                                         : name<ISO_CUDA_THIN_OUT, float>))
+    (dtype == ISO_BF16  ? WITH_OUTPUTS(name, iso__bf16)                                            \
+     : dtype == ISO_F16 ? WITH_OUTPUTS(name, iso__f16)                                             \
+                        : WITH_OUTPUTS(name, float))
 
 iso_status iso__cuda_thin_forward(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_thin *t,
                                   const void *x, const void *w, const void *bias, bool relu,

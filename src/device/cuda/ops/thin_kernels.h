@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-// x [rows, in], w [out, in], y [rows, out], of one type: f32 or bf16, sums in f32. `in` is a
+// x [rows, in], w [out, in], y [rows, out], of one type: f32, bf16 or f16, sums in f32. `in` is a
 // multiple of 8, and x, w and dx begin at multiples of 16 bytes. rows * in is at most INT32_MAX.
 enum { ISO_CUDA_THIN_OUT = 16, ISO_CUDA_THIN_PACK = 8, ISO_CUDA_THIN_PARTS = 64 };
 typedef struct iso__cuda_thin {

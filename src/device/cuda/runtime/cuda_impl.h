@@ -75,7 +75,7 @@ struct iso__cuda {
     iso_device base;
     iso_device_ops ops;
     iso__remote_ops remote;
-    iso_kernel_ops f32, f64, bf16;
+    iso_kernel_ops f32, f64, bf16, f16;
     int ordinal;
     int processors;    // streaming multiprocessors
     bool same_address; // kernels reach page-locked memory where the host does
@@ -160,7 +160,7 @@ typedef struct iso__cuda_gemm_args {
     int64_t lda, ldb, ldc;
     double beta;
     void *c;
-    bool c_f32;                                  // c is f32 where dtype is bf16
+    bool c_f32;                                  // c is f32 where dtype has 16 bits
     int64_t batch, stride_a, stride_b, stride_c; // elements
 } iso__cuda_gemm_args;
 iso_status iso__cuda_gemm(iso__cuda *cuda, const iso__cuda_gemm_args *args);

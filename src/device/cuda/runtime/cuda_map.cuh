@@ -49,11 +49,10 @@ iso_status iso__cuda_map_as(iso__cuda *cuda, int64_t count, const void *a, const
 template <class Function>
 iso_status iso__cuda_map(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *a,
                          const void *b, void *y, void *copy, double number = 0) {
-    if (dtype == ISO_F64)
-        return iso__cuda_map_as<double, Function>(cuda, count, a, b, y, copy, number);
-    if (dtype == ISO_BF16)
-        return iso__cuda_map_as<iso__bf16, Function>(cuda, count, a, b, y, copy, number);
-    return iso__cuda_map_as<float, Function>(cuda, count, a, b, y, copy, number);
+    auto map =
+        iso__for_type(dtype, iso__cuda_map_as<double, Function>, iso__cuda_map_as<float, Function>,
+                      iso__cuda_map_as<iso__bf16, Function>, iso__cuda_map_as<iso__f16, Function>);
+    return map(cuda, count, a, b, y, copy, number);
 }
 
 #endif

@@ -24,8 +24,8 @@ static size_t storage_bytes(iso_device *self, iso_dtype dtype, int ndim, const i
 static iso_layout preferred_layout(iso_device *self, iso_dtype dtype, int ndim,
                                    const int64_t *shape) {
     iso__cuda *cuda = iso__cuda_of(self);
-    bool rounds = dtype == ISO_BF16 || (dtype == ISO_F32 && cuda->math != ISO_CUDA_MATH_F32);
-    if (!rounds || ndim != 4 || shape[1] % (dtype == ISO_BF16 ? 8 : 4) != 0)
+    bool rounds = iso__is_half(dtype) || (dtype == ISO_F32 && cuda->math != ISO_CUDA_MATH_F32);
+    if (!rounds || ndim != 4 || shape[1] % (iso__is_half(dtype) ? 8 : 4) != 0)
         return ISO_LAYOUT_LOGICAL;
     // Where the choice fails, the convolution that comes next says so.
     if (iso__cuda_conv_choose(cuda) < 0 || !cuda->dnn) return ISO_LAYOUT_LOGICAL;
@@ -37,14 +37,9 @@ static bool is_in_order(iso_device *self, const iso_tensor *x) {
     return !iso__cuda_is_ordered_last(x);
 }
 
-static bool is_real(iso_dtype dtype) {
-    return dtype == ISO_F32 || dtype == ISO_F64 || dtype == ISO_BF16;
-}
-
 static iso_status memory_fill(iso_device *self, iso_tensor *x, double value) {
-    ISO_CHECK(is_real(x->dtype) || x->dtype == ISO_I64, ISO_ERR_UNSUPPORTED,
-              "the CUDA device computes in f32, f64 and bf16 only, not in %s",
-              iso_dtype_name(x->dtype));
+    ISO_CHECK(iso__is_real(x->dtype) || x->dtype == ISO_I64, ISO_ERR_UNSUPPORTED,
+              "the CUDA device does not fill tensors of %s", iso_dtype_name(x->dtype));
     return iso__cuda_fill_values(iso__cuda_of(self), x->dtype, x->count, value, x->data);
 }
 
@@ -64,9 +59,9 @@ static iso_status copy_on_device(iso__cuda *cuda, const void *args) {
 static iso_status memory_copy(iso_device *self, const iso_tensor *from, iso_tensor *to) {
     iso__cuda *cuda = iso__cuda_of(self);
     bool converts = from->dtype != to->dtype;
-    ISO_CHECK(!converts || (is_real(from->dtype) && is_real(to->dtype)), ISO_ERR_UNSUPPORTED,
-              "the CUDA device does not convert %s to %s", iso_dtype_name(from->dtype),
-              iso_dtype_name(to->dtype));
+    ISO_CHECK(!converts || (iso__is_real(from->dtype) && iso__is_real(to->dtype)),
+              ISO_ERR_UNSUPPORTED, "the CUDA device does not convert %s to %s",
+              iso_dtype_name(from->dtype), iso_dtype_name(to->dtype));
     if (iso__cuda_reorders(from, to)) return iso__cuda_reorder(cuda, from, to);
     if (converts)
         return iso__cuda_convert(cuda, from->count, from->dtype, from->data, to->dtype, to->data);

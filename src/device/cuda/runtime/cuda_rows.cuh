@@ -56,8 +56,8 @@ template <bool block> struct iso__team {
     }
 };
 
-// Rows of bf16 are read 16 bytes at a time if alignment allows: N is then ISO_CUDA_ROW_PACK, else
-// 1.
+// Rows of 16 bits are read 16 bytes at a time if alignment allows: N is then ISO_CUDA_ROW_PACK,
+// else 1.
 enum { ISO_CUDA_ROW_PACK = iso__widest<iso__bf16>::width };
 inline bool iso__rows_hold_packs(int64_t k, const void *a, const void *b, const void *c) {
     return k % ISO_CUDA_ROW_PACK == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;

@@ -29,7 +29,13 @@ template <class From, class To> __host__ __device__ inline void round_to(From x,
 template <class From> __host__ __device__ inline void round_to(From x, iso__bf16 *to) {
     iso__narrow(iso__widen(x), to);
 }
+template <class From> __host__ __device__ inline void round_to(From x, iso__f16 *to) {
+    iso__narrow(iso__widen(x), to);
+}
 __host__ __device__ inline void round_to(double x, iso__bf16 *to) {
+    iso__narrow(nearest_odd(x), to);
+}
+__host__ __device__ inline void round_to(double x, iso__f16 *to) {
     iso__narrow(nearest_odd(x), to);
 }
 
@@ -55,14 +61,18 @@ static iso_status fill_with(iso__cuda *cuda, int64_t count, Value value, void *x
     return iso__cuda_submit_over(cuda, fill<Value>, count, args);
 }
 
+template <class Value>
+static iso_status fill_as(iso__cuda *cuda, int64_t count, double value, void *x) {
+    Value rounded;
+    round_to(value, &rounded);
+    return fill_with(cuda, count, rounded, x);
+}
+
 iso_status iso__cuda_fill_values(iso__cuda *cuda, iso_dtype dtype, int64_t count, double value,
                                  void *x) {
-    iso__bf16 low;
-    if (dtype == ISO_F64) return fill_with(cuda, count, value, x);
     if (dtype == ISO_I64) return fill_with(cuda, count, (long long)value, x);
-    if (dtype == ISO_F32) return fill_with(cuda, count, (float)value, x);
-    round_to(value, &low);
-    return fill_with(cuda, count, low, x);
+    return iso__for_type(dtype, fill_as<double>, fill_as<float>, fill_as<iso__bf16>,
+                         fill_as<iso__f16>)(cuda, count, value, x);
 }
 
 namespace {
@@ -112,16 +122,19 @@ iso_status convert_as(iso__cuda *cuda, int64_t count, const void *from, void *to
                                  args);
 }
 
+template <class From>
+iso_status convert_from(iso__cuda *cuda, int64_t count, const void *from, iso_dtype to_dtype,
+                        void *to) {
+    auto convert = iso__for_type(to_dtype, convert_as<From, double>, convert_as<From, float>,
+                                 convert_as<From, iso__bf16>, convert_as<From, iso__f16>);
+    return convert(cuda, count, from, to);
+}
+
 } // namespace
 
 iso_status iso__cuda_convert(iso__cuda *cuda, int64_t count, iso_dtype from_dtype, const void *from,
                              iso_dtype to_dtype, void *to) {
-    bool to_f64 = to_dtype == ISO_F64, to_bf16 = to_dtype == ISO_BF16;
-    auto convert = from_dtype == ISO_F64
-                       ? to_bf16 ? convert_as<double, iso__bf16> : convert_as<double, float>
-                   : from_dtype == ISO_BF16
-                       ? to_f64 ? convert_as<iso__bf16, double> : convert_as<iso__bf16, float>
-                   : to_f64 ? convert_as<float, double>
-                            : convert_as<float, iso__bf16>;
-    return convert(cuda, count, from, to);
+    auto convert = iso__for_type(from_dtype, convert_from<double>, convert_from<float>,
+                                 convert_from<iso__bf16>, convert_from<iso__f16>);
+    return convert(cuda, count, from, to_dtype, to);
 }

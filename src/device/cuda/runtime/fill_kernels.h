@@ -9,10 +9,11 @@
 extern "C" {
 #endif
 
-// x[i] = value; f32, f64, bf16 or i64.
+// x[i] = value; f32, f64, bf16, f16 or i64.
 iso_status iso__cuda_fill_values(iso__cuda *cuda, iso_dtype dtype, int64_t count, double value,
                                  void *x);
-// to[i] = from[i], rounded to nearest; between two different types of f32, f64 and bf16.
+// to[i] = from[i], rounded to nearest; between two different types of f32, f64, bf16 and
+// f16.
 iso_status iso__cuda_convert(iso__cuda *cuda, int64_t count, iso_dtype from_dtype, const void *from,
                              iso_dtype to_dtype, void *to);
 

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: MIT
-// Softmax and layer norm of bf16 on a GPU: rows that are read 16 bytes at a time, and the same rows
-// in memory that does not allow that.
+// Softmax and layer norm of bf16 and f16 on a GPU: rows that are read 16 bytes at a time, and the
+// same rows in memory that does not allow that.
 #include "common/autocast_fixture.h"
 #include "common/balance.h"
 
 #include <math.h>
 
-TestSuite(cuda_rows_bf16, .timeout = 120, .fini = balance_check);
+TestSuite(cuda_rows_half, .timeout = 120, .fini = balance_check);
 
 // For warps and for blocks; 11 and 1030 are read one by one anywhere.
 static const int64_t sizes[][2] = {{5, 64}, {3, 1000}, {2, 2056}, {4, 11}, {2, 1030}, {1, 8}};
 enum { GUARD = 9 };
 
-// [rows, k] of bf16 in memory that begins `first` elements behind a multiple of 16 bytes, and what
-// follows it there.
+static iso_dtype half = ISO_BF16; // the type under test
+
+// [rows, k] of 16 bits in memory that begins `first` elements behind a multiple of 16 bytes, and
+// what follows it there.
 typedef struct grid {
     iso_tensor *memory, t;
 } grid;
@@ -21,7 +23,7 @@ typedef struct grid {
 static grid new_grid(iso_device *device, const int64_t *size, int first) {
     int64_t count = size[0] * size[1] + first + GUARD;
     grid g;
-    OK(iso_tensor_create(device, ISO_BF16, 1, &count, &g.memory));
+    OK(iso_tensor_create(device, half, 1, &count, &g.memory));
     OK(iso_tensor_fill(g.memory, -7));
     g.t = *g.memory;
     g.t.ndim = 2, g.t.shape[0] = size[0], g.t.shape[1] = size[1], g.t.count = size[0] * size[1];
@@ -77,15 +79,24 @@ static void compare_softmax(iso_device *device, const int64_t *size, rows_forwar
     pair_destroy(&x), pair_destroy(&dy);
 }
 
-Test(cuda_rows_bf16, softmax_is_the_same_wherever_memory_begins) {
+static void in_both(void (*body)(iso_device *device)) {
     iso_device *device = open_cuda();
-    const iso_kernel_ops *ops = device->kernels[ISO_BF16];
+    half = ISO_BF16;
+    body(device);
+    half = ISO_F16;
+    body(device);
+    iso_device_destroy(&device);
+}
+
+static void compare_softmaxes(iso_device *device) {
+    const iso_kernel_ops *ops = device->kernels[half];
     for (int i = 0; i < COUNT(sizes); i++) {
         compare_softmax(device, sizes[i], ops->softmax_forward, ops->softmax_backward);
         compare_softmax(device, sizes[i], ops->log_softmax_forward, ops->log_softmax_backward);
     }
-    iso_device_destroy(&device);
 }
+
+Test(cuda_rows_half, softmax_is_the_same_wherever_memory_begins) { in_both(compare_softmaxes); }
 
 // Of sums over rows, which are f32 and were summed in double precision.
 static void compare_sums(const pair sums[2], const char *what) {
@@ -100,7 +111,7 @@ static void compare_sums(const pair sums[2], const char *what) {
 // Gradients of weight and bias: many rows, in parts, and columns that fill no block.
 static void compare_norm_params(iso_device *device, const int64_t *size, bool accumulate) {
     target on = {.device = device, .dtype = ISO_F32};
-    const iso_kernel_ops *ops = device->kernels[ISO_BF16];
+    const iso_kernel_ops *ops = device->kernels[half];
     pair x = pair_2d(&on, size[0], size[1]), dy = pair_2d(&on, size[0], size[1]), dw[2], db[2];
     pair kept = pair_2d(&on, 3, size[0]);
     for (int i = 0; i < 2; i++) {
@@ -121,17 +132,19 @@ static void compare_norm_params(iso_device *device, const int64_t *size, bool ac
     pair_destroy(&x), pair_destroy(&dy), pair_destroy(&kept);
 }
 
-Test(cuda_rows_bf16, gradients_of_parameters_are_the_same_wherever_memory_begins) {
+static void compare_all_params(iso_device *device) {
     static const int64_t many[][2] = {{300, 40}, {1, 8}, {67, 256}, {130, 24}, {9, 33}};
-    iso_device *device = open_cuda();
     for (int i = 0; i < COUNT(many) * 2; i++) compare_norm_params(device, many[i / 2], i % 2);
-    iso_device_destroy(&device);
+}
+
+Test(cuda_rows_half, gradients_of_parameters_are_the_same_wherever_memory_begins) {
+    in_both(compare_all_params);
 }
 
 // affine: with weight and bias.
 static void compare_norm(iso_device *device, const int64_t *size, bool affine) {
     target on = {.device = device, .dtype = ISO_F32};
-    const iso_kernel_ops *ops = device->kernels[ISO_BF16];
+    const iso_kernel_ops *ops = device->kernels[half];
     pair x = pair_2d(&on, size[0], size[1]), dy = pair_2d(&on, size[0], size[1]);
     pair w = pair_1d(&on, size[1]), b = pair_1d(&on, size[1]), kept = pair_2d(&on, 3, size[0]);
     const iso_tensor *weight = affine ? w.t : NULL, *bias = affine ? b.t : NULL;
@@ -151,11 +164,11 @@ static void compare_norm(iso_device *device, const int64_t *size, bool affine) {
     pair_destroy(&x), pair_destroy(&dy), pair_destroy(&w), pair_destroy(&b), pair_destroy(&kept);
 }
 
-Test(cuda_rows_bf16, layer_norm_is_the_same_wherever_memory_begins) {
-    iso_device *device = open_cuda();
+static void compare_norms(iso_device *device) {
     for (int i = 0; i < COUNT(sizes); i++) {
         compare_norm(device, sizes[i], true);
         compare_norm(device, sizes[i], false);
     }
-    iso_device_destroy(&device);
 }
+
+Test(cuda_rows_half, layer_norm_is_the_same_wherever_memory_begins) { in_both(compare_norms); }
