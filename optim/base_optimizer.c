@@ -101,19 +101,21 @@ static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, in
     return ISO_OK;
 }
 
-// Updates and rounds block by block, so that the data stay in the cache. Parameters with master
-// weights are in host memory, whose kernels do not fail in the middle of an update.
+// In host memory updates and rounds block by block, so that the data stay in the cache; kernels
+// there do not fail in the middle of an update.
 static iso_status apply_rounded(const iso__base_optimizer *self, const piece_update *u,
                                 const float *gradient, double scale, const iso_hyper *hyper) {
     enum { BLOCK = 8192 };
     const iso__rule *rule = iso__rule_of(self);
+    iso_device *device = self->module->device;
+    bool undivided = rule->whole || !device->ops->host_memory;
     iso__piece block = u->piece;
     char *rounded = u->rounded;
     for (int64_t left = u->piece.count; left > 0; left -= block.count) {
-        block.count = left < BLOCK || rule->whole ? left : BLOCK;
-        iso__master_take(u->type, block.count, rounded, block.value);
+        block.count = left < BLOCK || undivided ? left : BLOCK;
+        ISO_TRY(iso__master_take(device, u->type, block.count, rounded, block.value));
         ISO_TRY(rule->apply(self, &block, gradient, scale, hyper));
-        iso__master_round(u->type, block.count, block.value, rounded);
+        ISO_TRY(iso__master_round(device, u->type, block.count, block.value, rounded));
         block.value = (float *)block.value + block.count;
         block.state_offset += (size_t)block.count * sizeof(float);
         gradient += block.count;
@@ -131,7 +133,9 @@ static iso_status apply_piece(const iso__base_optimizer *self, const piece_updat
 static iso_status measure_piece(const iso__base_optimizer *self, const piece_update *u,
                                 const void *gradient, double scale, const iso_hyper *hyper,
                                 double *square) {
-    if (u->rounded) iso__master_take(u->type, u->piece.count, u->rounded, u->piece.value);
+    if (u->rounded)
+        ISO_TRY(iso__master_take(self->module->device, u->type, u->piece.count, u->rounded,
+                                 u->piece.value));
     return iso__rule_of(self)->measure(self, &u->piece, gradient, scale, hyper, square);
 }
 
@@ -174,8 +178,8 @@ iso_status iso__finish_piece(iso__base_optimizer *self, int i, int64_t first, in
     piece_update u;
     ISO_TRY(find_piece(self, i, first, count, &u));
     ISO_TRY(iso__rule_of(self)->finish(self, &u.piece, square, hyper));
-    if (u.rounded) iso__master_round(u.type, count, u.piece.value, u.rounded);
-    return ISO_OK;
+    if (!u.rounded) return ISO_OK;
+    return iso__master_round(self->module->device, u.type, count, u.piece.value, u.rounded);
 }
 
 iso_status iso__base_update(iso_optimizer *optimizer, int i, const void *gradient, double scale,

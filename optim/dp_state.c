@@ -223,15 +223,17 @@ iso_status iso__dp_state_take(iso__base_optimizer *self) {
     return ISO_OK;
 }
 
-void iso__dp_state_take_values(const iso__base_optimizer *self, int i) {
+iso_status iso__dp_state_take_values(const iso__base_optimizer *self, int i) {
     const iso__dp_state *shards = self->shards;
     const iso_tensor *value = self->slot[i].parameter->value;
     char *arena = self->state[ISO_STATE_MASTER]->data;
     for (int n = shards->start[i]; n < shards->start[i + 1]; n++) {
         const range *p = &shards->range[n];
         const char *from = (char *)value->data + (size_t)p->first * iso_dtype_size(value->dtype);
-        iso__master_take(value->dtype, p->count, from, (float *)(void *)(arena + p->offset));
+        ISO_TRY(iso__master_take(value->device, value->dtype, p->count, from,
+                                 (float *)(void *)(arena + p->offset)));
     }
+    return ISO_OK;
 }
 
 void iso__dp_state_forget(iso__base_optimizer *self) {

@@ -30,7 +30,7 @@ iso_tensor *iso__dp_state_tensor(const iso__base_optimizer *self, int i, int kin
 // Local. Call it after the tensors were loaded: copies this rank's elements from them.
 iso_status iso__dp_state_take(iso__base_optimizer *self);
 // Local. iso__master_take for this rank's elements of slot i.
-void iso__dp_state_take_values(const iso__base_optimizer *self, int i);
+iso_status iso__dp_state_take_values(const iso__base_optimizer *self, int i);
 void iso__dp_state_forget(iso__base_optimizer *self); // frees the tensors
 
 #endif

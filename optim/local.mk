@@ -6,7 +6,6 @@ libiso_core_la_SOURCES += \
     optim/adam.c \
     optim/base_optimizer.c \
     optim/dp_arrays.c \
-    optim/dp_master.c \
     optim/dp_optimizer.c \
     optim/dp_state.c \
     optim/dp_state.h \

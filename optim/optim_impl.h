@@ -165,13 +165,18 @@ static inline void *iso__piece_state(const iso__base_optimizer *self, const iso_
     return (char *)self->state[kind]->data + piece->state_offset;
 }
 
-// Master weights (dp_master.c). Local; they allocate nothing. `value` has 16-bit elements of
-// `type`.
+// Master weights, in the memory of `device`. `value` has 16-bit elements of `type`.
 //
 // If a value is not the rounded master weight, the program has changed the value: it becomes the
 // master weight.
-void iso__master_take(iso_dtype type, int64_t count, const void *value, float *master);
-void iso__master_round(iso_dtype type, int64_t count, const float *master, void *value);
+static inline iso_status iso__master_take(iso_device *device, iso_dtype type, int64_t count,
+                                          const void *value, float *master) {
+    return device->ops->take_master(device, type, count, value, master);
+}
+static inline iso_status iso__master_round(iso_device *device, iso_dtype type, int64_t count,
+                                           const float *master, void *value) {
+    return iso__device_convert(device, count, ISO_F32, master, type, value);
+}
 
 // Updates `count` elements of parameter i from element `first` on; gradient points to their
 // gradient, which is f32 if the parameter has master weights. Rules that are `whole` take whole

@@ -56,9 +56,8 @@ static iso_status make_masters(iso__base_optimizer *self, int64_t words) {
         iso_tensor **arena = &self->state[ISO_STATE_MASTER];
         if (!iso__has_master(value->dtype)) continue;
         if (!*arena) ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &words, arena));
-        float *master = iso__slot_state(self, slot, ISO_STATE_MASTER);
-        memset(master, 0, (size_t)value->count * sizeof(float));
-        iso__master_take(value->dtype, value->count, value->data, master);
+        ISO_TRY(iso__device_convert(value->device, value->count, value->dtype, value->data, ISO_F32,
+                                    iso__slot_state(self, slot, ISO_STATE_MASTER)));
     }
     return ISO_OK;
 }

@@ -76,23 +76,24 @@ static iso_status add_slot(const iso__base_optimizer *self, int i, int kind, iso
 }
 
 // Adopts the values that the program has written to parameters since their last update.
-static void refresh_masters(iso__base_optimizer *self) {
+static iso_status refresh_masters(iso__base_optimizer *self) {
     for (int i = 0; i < self->count; i++) {
         const iso__slot *slot = &self->slot[i];
         const iso_tensor *value = slot->parameter->value;
         if (!iso__slot_has(self, slot, ISO_STATE_MASTER)) continue;
         if (self->shards)
-            iso__dp_state_take_values(self, i);
+            ISO_TRY(iso__dp_state_take_values(self, i));
         else
-            iso__master_take(value->dtype, value->count, value->data,
-                             iso__slot_state(self, slot, ISO_STATE_MASTER));
+            ISO_TRY(iso__master_take(value->device, value->dtype, value->count, value->data,
+                                     iso__slot_state(self, slot, ISO_STATE_MASTER)));
     }
+    return ISO_OK;
 }
 
 iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
     iso__base_optimizer *self = iso_container_of(optimizer, iso__base_optimizer, base);
     const iso__rule *rule = iso__rule_of(self);
-    refresh_masters(self);
+    ISO_TRY(iso__dp_state_agree(self, refresh_masters(self)));
     if (self->shards) ISO_TRY(iso__dp_state_gather(self));
     ISO_TRY(add_groups(self, state));
     for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
@@ -139,14 +140,15 @@ static iso_status check_groups(iso__base_optimizer *self) {
 }
 
 // A mean over the ranks of another number is that of master weights, not of rounded values.
-static void round_loaded(iso__base_optimizer *self) {
+static iso_status round_loaded(iso__base_optimizer *self) {
     for (int i = 0; i < self->count; i++) {
         const iso__slot *slot = &self->slot[i];
         const iso_tensor *value = slot->parameter->value;
         if (iso__slot_has(self, slot, ISO_STATE_MASTER))
-            iso__master_round(value->dtype, value->count,
-                              iso__slot_state(self, slot, ISO_STATE_MASTER), value->data);
+            ISO_TRY(iso__master_round(value->device, value->dtype, value->count,
+                                      iso__slot_state(self, slot, ISO_STATE_MASTER), value->data));
     }
+    return ISO_OK;
 }
 
 // If the updates of each parameter were not saved (-1), takes the steps of its group.
@@ -159,6 +161,5 @@ iso_status iso__base_loaded(iso_optimizer *optimizer) {
         slot->left = 0;
     }
     if (self->shards) return iso__dp_state_take(self);
-    round_loaded(self);
-    return ISO_OK;
+    return round_loaded(self);
 }

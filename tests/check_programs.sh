@@ -303,14 +303,10 @@ result $? "a run with --dtype bf16 and --zero is saved and goes on as one in blo
 [ "$(hash_of --data good --model lenet --batch 8 --steps 4 --dtype f16 --sync lazy --zero-stage 3)" = \
     "$(hash_of --data good --model lenet --batch 8 --steps 4 --dtype f16 --sync blocking)" ]
 result $? "--dtype f16 gives lazy with --zero-stage 3 the parameters of blocking"
-refused 2 "parameters of 16 bits on a GPU" '--dtype bf16 is for --device cpu: use --autocast bf16' --dtype bf16 \
-    --device cuda --data nowhere
 refused 2 "parameters of 16 bits, ZeRO and a periodic mode" '--dtype f16 cannot be combined with both ZeRO and --sync' \
     --dtype f16 --sync daso --zero --data nowhere
 refused 2 "rounded parameters with rounded activations" '--autocast bf16 rounds f32: remove it or --dtype f16' \
     --autocast bf16 --dtype f16 --data nowhere
-refused 2 "activations of f16 on a GPU" '--autocast f16 is for --device cpu: use --autocast bf16' --autocast f16 \
-    --device cuda --data nowhere
 refused 2 "activations of f16 in products of bf16" '--math bf16 would round activations of f16 to bf16: remove it' \
     --autocast f16 --math bf16 --data nowhere
 refused 2 "rounded activations of f64" '--autocast bf16 rounds f32: remove it or --dtype f64' --autocast bf16 \

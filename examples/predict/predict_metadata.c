@@ -71,11 +71,9 @@ iso_status predict_metadata_check(const iso_state_dict *dict, const char *file, 
 
 iso_status predict_metadata_convert(const iso_state_dict *dict, iso_module **model) {
     const char *name = iso_state_dict_metadata(dict, "isotherm.dtype");
-    bool on_cpu = strcmp(iso_device_name((*model)->device), "cpu") == 0;
     iso_dtype type = ISO_F32;
     if (name) TRY(iso_dtype_parse(name, &type));
     bool half = type == ISO_BF16 || type == ISO_F16;
-    if (half && !on_cpu) return ISO_OK;
     TRY(iso_module_to(*model, type));
     return half ? iso_autocast_create_take(*model, type, model) : ISO_OK;
 }

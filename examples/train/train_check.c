@@ -22,11 +22,6 @@ static iso_status check_wire(const train_options *o) {
 
 static iso_status check_dtype(const train_options *o) {
     bool half = strcmp(o->dtype, "bf16") == 0 || strcmp(o->dtype, "f16") == 0;
-    if (half && strncmp(o->device, "cuda", 4) == 0)
-        return train_error(ISO_ERR_ARG,
-                           "--dtype %s is for --device cpu: use --autocast bf16, which keeps "
-                           "parameters in f32",
-                           o->dtype);
     const iso_strategy *strategy;
     TRY(iso_strategy_find(o->sync, &strategy));
     if (half && strategy->finish && train_zero_stage(o) > 0)
@@ -61,8 +56,6 @@ static iso_status check_autocast(const train_options *o) {
                            "--math %s would round activations of f16 to bf16: remove it or "
                            "--autocast f16",
                            o->math);
-    if (strcmp(o->autocast, "f16") == 0 && strncmp(o->device, "cuda", 4) == 0)
-        return train_error(ISO_ERR_ARG, "--autocast f16 is for --device cpu: use --autocast bf16");
     return ISO_OK;
 }
 

@@ -195,11 +195,11 @@ const train_option train_option_table[] = {
     OF(SHARED, CHOICE("math", math), .choices = "f32|tf32|bf16", .initial = "f32",
        .meaning = "precision of matrix products; bf16 on a GPU: also of activations; tf32: GPUs only"),
     OF(SHARED, CHOICE("autocast", autocast), .choices = "none|bf16|f16", .initial = "none",
-       .meaning = "type of activations (PyTorch: torch.autocast); f16: CPUs only, use it with "
+       .meaning = "type of activations (PyTorch: torch.autocast); use f16 with "
                   "--grad-scaler; on a GPU --math bf16 is --autocast bf16"),
     OF(SHARED, CHOICE("dtype", dtype), .choices = "f32|f64|bf16|f16", .initial = "f32",
-       .meaning = "type of parameters and arithmetic; bf16 and f16: on CPUs, also of activations, "
-                  "with f32 gradients and master weights"),
+       .meaning = "type of parameters and arithmetic; bf16 and f16: also of activations, with "
+                  "f32 gradients and master weights"),
     OF(RUN, CHOICE("kernels", kernels), .choices = "fixed|tuned", .initial = "fixed",
        .meaning = "fixed: choose kernels by a rule; tuned: by timing, so the last bits of results "
                   "vary between runs"),

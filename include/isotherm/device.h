@@ -14,7 +14,7 @@ extern "C" {
 // Reference-counted: create returns one reference, retain adds one, destroy drops one.
 typedef struct iso_device iso_device;
 
-// Element types. Layers compute in f32 or f64; activations may be bf16 or, on CPUs, f16, where
+// Element types. Layers compute in f32 or f64; activations may be bf16 or f16, and
 // parameters may have these types, too. Gradients may travel as bf16 or f16. i64 is for counters;
 // i64, i32 and u8 are for data.
 typedef enum iso_dtype {

@@ -232,7 +232,7 @@ iso_status iso_choice_mutate(iso_module *model, uint64_t random, void *user);
 // parameters that have type dtype. Parameters keep their names, and may be tied to parameters
 // outside. Create the Autocast first and wrap it in data_parallel afterwards (else ISO_ERR_STATE).
 // Takes one reference of module, also on failure. ISO_ERR_ARG for another dtype,
-// ISO_ERR_UNSUPPORTED if the device has no kernels for it (GPUs: f16).
+// ISO_ERR_UNSUPPORTED if the device has no kernels for it.
 iso_status iso_autocast_create_take(iso_module *module, iso_dtype dtype, iso_module **out);
 // With keep, an Autocast in training returns the output of its module unconverted, in 16 bits, and
 // takes a gradient of that type. Use it if a loss follows: it saves two conversions per step, and

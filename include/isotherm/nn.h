@@ -373,11 +373,10 @@ iso_status iso_module_train(iso_module *module, bool training);
 // creation; connect layers of different types with iso_cast_create, or, for f32 around 16 bits,
 // with iso_autocast_create_take. ISO_ERR_STATE once the module is wrapped or given to an optimizer.
 //
-// bf16 and f16, on CPUs: these are the types of parameters, inputs, activations and outputs.
+// bf16 and f16: these are the types of parameters, inputs, activations and outputs.
 // Gradients of parameters are f32, and so are all buffers, and the parameters of norms and of other
 // layers without half_parameters. An optimizer keeps f32 master weights: it updates these and
 // rounds them to the parameters (optim.h). ISO_ERR_TYPE for a layer without takes_half.
-// ISO_ERR_UNSUPPORTED on a GPU.
 iso_status iso_module_to(iso_module *module, iso_dtype dtype);
 // Moves the module and all modules below it to another device (PyTorch: module.to(device), cuda(),
 // cpu()). Does nothing if they are there already. Values, buffers and valid gradients keep their

@@ -27,7 +27,7 @@ typedef struct iso_reducer_param {
     const char *name;
     void *value;  // count elements; receives rank 0's values at creation; must not overlap
     size_t count; // > 0
-    // ISO_F32, ISO_F64, or in host memory ISO_BF16 or ISO_F16. Gradients of 16-bit parameters are
+    // ISO_F32, ISO_F64, ISO_BF16 or ISO_F16. Gradients of 16-bit parameters are
     // summed as f32, and iso_reducer_grad and updates have f32 gradients for them. Only your own
     // array (`gradient`) has the parameter's type: reporting it converts it, its average is rounded
     // once, to nearest, and updates get the rounded average. Each gradient travels as 4 bytes, or

@@ -56,11 +56,11 @@ typedef enum iso_access { ISO_READ = 1, ISO_WRITE = 2, ISO_READ_WRITE = 3 } iso_
 iso_status iso_tensor_map(iso_tensor *tensor, iso_access access, void **out);
 iso_status iso_tensor_unmap(iso_tensor *tensor);
 
-// Local. Sets every element to value. ISO_ERR_UNSUPPORTED for types other than f32, f64, bf16, i64
-// and, on CPUs, f16.
+// Local. Sets every element to value. ISO_ERR_UNSUPPORTED for types other than f32, f64, bf16, f16
+// and i64.
 iso_status iso_tensor_fill(iso_tensor *tensor, double value);
 // Local. Copies between tensors of one shape (else ISO_ERR_SHAPE). Converts layouts, and on one
-// device types between f32, f64, bf16 and, on CPUs, f16 (rounded to nearest; on CPUs f64 is rounded
+// device types between f32, f64, bf16 and f16 (rounded to nearest; on CPUs f64 is rounded
 // to f32 first). Other conversions of type are ISO_ERR_UNSUPPORTED. Between two devices (PyTorch:
 // tensor.to(device)) the call goes through the host and waits until the copy is complete; `to` must
 // not be mapped.

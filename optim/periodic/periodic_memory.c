@@ -86,30 +86,34 @@ static iso_status copy_in(const iso__periodic *p, int first, int last) {
 
 // ---- Parameters of 16 bits --------------------------------------------------------------------------
 
-// They are in host memory. The program may have changed them since their last update.
-static void take_rounded(const iso__periodic *p, int first, int last) {
+// The program may have changed them since their last update.
+static iso_status take_rounded(const iso__periodic *p, int first, int last) {
     for (int i = first; i < last; i++) {
         const iso__span *span = &p->span[i];
-        if (span->rounded)
-            iso__master_take(span->rounded->dtype, (int64_t)span->count, span->rounded->data,
-                             span->data);
+        const iso_tensor *value = span->rounded;
+        if (value)
+            ISO_TRY(iso__master_take(value->device, value->dtype, (int64_t)span->count, value->data,
+                                     span->data));
     }
+    return ISO_OK;
 }
 
-static void round_masters(const iso__periodic *p, int first, int last) {
+static iso_status round_masters(const iso__periodic *p, int first, int last) {
     for (int i = first; i < last; i++) {
         const iso__span *span = &p->span[i];
-        if (span->rounded)
-            iso__master_round(span->rounded->dtype, (int64_t)span->count, span->data,
-                              span->rounded->data);
+        const iso_tensor *value = span->rounded;
+        if (value)
+            ISO_TRY(iso__master_round(value->device, value->dtype, (int64_t)span->count, span->data,
+                                      value->data));
     }
+    return ISO_OK;
 }
 
 // ---- Spans ------------------------------------------------------------------------------------------
 
 iso_status iso__periodic_fetch(const iso__periodic *p, int first, int last, float *to) {
+    ISO_TRY(take_rounded(p, first, last));
     if (remote_of(p)) return copy_out(p, first, last, to);
-    take_rounded(p, first, last);
     iso__flat_cursor next = iso__flat_begin(iso__periodic_flat(p, first, last));
     for (int i = first; i < last; i++)
         memcpy((char *)to + iso__flat_next(&next, &p->span[i]), p->span[i].data,
@@ -122,14 +126,14 @@ iso_status iso__periodic_put(iso__periodic *p, int first, int last, const float 
     if (remote_of(p)) {
         ISO_TRY(reserve_stage(p, iso__flat_bytes(size)));
         memcpy(p->stage, from, iso__flat_bytes(size));
-        return copy_in(p, first, last);
+        ISO_TRY(copy_in(p, first, last));
+        return round_masters(p, first, last);
     }
     iso__flat_cursor next = iso__flat_begin(size);
     for (int i = first; i < last; i++)
         memcpy(p->span[i].data, (const char *)from + iso__flat_next(&next, &p->span[i]),
                iso__span_bytes(&p->span[i]));
-    round_masters(p, first, last);
-    return ISO_OK;
+    return round_masters(p, first, last);
 }
 
 iso_status iso__periodic_clear(const iso__periodic *p, int first, int last) {
@@ -147,11 +151,11 @@ iso_status iso__periodic_clear(const iso__periodic *p, int first, int last) {
 iso_status iso__periodic_map(iso__periodic *p, int first, int last) {
     bool remote = remote_of(p) != NULL;
     iso__flat size = iso__periodic_flat(p, first, last);
+    ISO_TRY(take_rounded(p, first, last));
     if (remote) {
         ISO_TRY(reserve_stage(p, iso__flat_bytes(size)));
         ISO_TRY(copy_out(p, first, last, p->stage));
     }
-    take_rounded(p, first, last);
     iso__flat_cursor next = iso__flat_begin(size);
     for (int i = first; i < last; i++) {
         size_t at = iso__flat_next(&next, &p->span[i]);
@@ -171,7 +175,6 @@ void iso__periodic_lift(const iso__span *span) {
 }
 
 iso_status iso__periodic_unmap(iso__periodic *p, int first, int last) {
-    if (remote_of(p)) return copy_in(p, first, last);
-    round_masters(p, first, last);
-    return ISO_OK;
+    if (remote_of(p)) ISO_TRY(copy_in(p, first, last));
+    return round_masters(p, first, last);
 }

@@ -87,11 +87,29 @@ iso_status iso_device_set_math(iso_device *device, const char *name) {
 }
 
 iso_status iso__device_check_dtype(const iso_device *device, iso_dtype dtype) {
-    bool bf16 = dtype == ISO_F16 && device->kernels[ISO_BF16];
     ISO_CHECK(device->kernels[dtype], ISO_ERR_UNSUPPORTED,
-              "the %s device does not compute in %s: use %s", iso_device_name(device),
-              iso_dtype_name(dtype), bf16 ? "bf16" : "f32 or f64");
+              "the %s device does not compute in %s: use f32 or f64", iso_device_name(device),
+              iso_dtype_name(dtype));
     return ISO_OK;
+}
+
+static iso_tensor array_of(iso_device *device, int64_t count, iso_dtype dtype, void *data) {
+    return (iso_tensor){.device = device,
+                        .references = 1,
+                        .dtype = dtype,
+                        .layout = ISO_LAYOUT_LOGICAL,
+                        .ndim = 1,
+                        .shape = {count},
+                        .count = count,
+                        .data = data};
+}
+
+iso_status iso__device_convert(iso_device *device, int64_t count, iso_dtype from_dtype,
+                               const void *from, iso_dtype to_dtype, void *to) {
+    iso_tensor x = array_of(device, count, from_dtype, (void *)(uintptr_t)from);
+    iso_tensor y = array_of(device, count, to_dtype, to);
+    if (count == 0) return ISO_OK;
+    return device->ops->copy(device, &x, &y);
 }
 
 iso_status iso_device_tune(iso_device *device, bool on) {

@@ -127,7 +127,7 @@ typedef struct iso__remote_ops {
     iso_status (*test)(iso_device *self, iso__device_event *event);
     iso_status (*wait)(iso_device *self, iso__device_event *event); // waits
     iso_status (*finish)(iso_device *self); // waits for everything in all queues
-    // For clip.h. The norm of type p of tensors of f32 and f64, taken as one vector. Unless
+    // For clip.h. The norm of type p of tensors of any real types, taken as one vector. Unless
     // max_norm is NULL, multiplies them by *max_norm / (norm + 1e-6) if that is below 1. Waits only
     // if norm is not NULL.
     iso_status (*clip_norm)(iso_device *self, int count, iso_tensor *const *x, double p,
@@ -135,6 +135,8 @@ typedef struct iso__remote_ops {
     // Waits for the numbers that kernels have promised to the host (lamb_measure), and delivers
     // them. On an error, delivers nothing, and forgets them.
     iso_status (*collect)(iso_device *self);
+    // Rounds f32 values to bf16 or f16, in place.
+    iso_status (*round_values)(iso_device *self, iso_dtype dtype, int64_t count, float *x);
     // Clamps every element to [-most, most]; NaN stays NaN.
     iso_status (*clip_value)(iso_device *self, int count, iso_tensor *const *x, double most);
 } iso__remote_ops;
@@ -161,6 +163,10 @@ typedef struct iso_device_ops {
     // (flatten) and not both are blocked. Element types may differ, too, between tensors of one
     // shape (rounded to nearest; in host memory f64 is rounded to f32 first).
     iso_status (*copy)(iso_device *self, const iso_tensor *from, iso_tensor *to);
+    // Master weights, the f32 values of a bf16 or f16 parameter. Where a value is not its master
+    // weight rounded, the program has changed the value, and it becomes the master weight.
+    iso_status (*take_master)(iso_device *self, iso_dtype dtype, int64_t count, const void *value,
+                              float *master);
     // Host order <-> device, logical, whole tensor.
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);
     iso_status (*from_host)(iso_device *self, const void *host, iso_tensor *to);
@@ -366,6 +372,7 @@ typedef struct iso_kernel_ops {
                                 bool accumulate);
 
     // ---- Updates over logical memory of the device ----
+    // For memory of its own a device has it in the tables of bf16 and f16, too.
     iso_status (*scale)(iso_device *self, int64_t count, double factor, void *x);
     iso_status (*sgd)(iso_device *self, int64_t count, const iso__sgd_args *args, const void *g,
                       void *p,
@@ -411,6 +418,9 @@ static inline const iso_kernel_ops *iso__kernels(const iso_tensor *x) {
 }
 // ISO_ERR_UNSUPPORTED unless the device computes in this type.
 iso_status iso__device_check_dtype(const iso_device *device, iso_dtype dtype);
+// Copies `count` contiguous elements in the device's memory to another type, rounded to nearest.
+iso_status iso__device_convert(iso_device *device, int64_t count, iso_dtype from_dtype,
+                               const void *from, iso_dtype to_dtype, void *to);
 
 // Host memory with undefined contents, pinned if the device has remote_ops. Copies from and to it
 // must be complete before it is freed. Use pin() itself only for existing memory of whole pages, as

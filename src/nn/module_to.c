@@ -51,14 +51,6 @@ static iso_status convert_all(iso_module *module, iso_dtype type) {
     return ISO_OK;
 }
 
-// Updates of parameters of 16 bits run in host memory.
-static iso_status check_half_device(const iso_device *device, iso_dtype dtype) {
-    ISO_CHECK(!iso__is_half(dtype) || device->ops->host_memory, ISO_ERR_UNSUPPORTED,
-              "parameters of %s are for device cpu, not %s: use f32 with iso_autocast_create_take",
-              iso_dtype_name(dtype), iso_device_name(device));
-    return ISO_OK;
-}
-
 typedef struct half_check {
     const iso_module *root;
     iso_dtype dtype;
@@ -104,7 +96,6 @@ iso_status iso_module_to(iso_module *module, iso_dtype dtype) {
     ISO_CHECK(iso__is_real(dtype), ISO_ERR_ARG,
               "a module cannot be made %s: use f32, f64, bf16 or f16", iso_dtype_name(dtype));
     ISO_TRY(iso__device_check_dtype(module->device, dtype));
-    ISO_TRY(check_half_device(module->device, dtype));
     half_check check = {.root = module, .dtype = dtype};
     if (iso__is_half(dtype)) ISO_TRY(iso_module_walk(module, check_half_layers, &check));
     ISO_TRY(check_free(module, "change its element type"));
@@ -137,7 +128,6 @@ static iso_status check_device(iso_module *module, const char *path, void *user)
     for (int i = 0; i < module->parameter_count; i++) {
         iso_dtype dtype = module->parameter[i]->value->dtype;
         ISO_TRY(iso__device_check_dtype(device, dtype));
-        ISO_TRY(check_half_device(device, dtype));
     }
     return ISO_OK;
 }

@@ -109,7 +109,7 @@ static iso_status norm_here(iso_device *device, const iso__gradients *g, double 
 
 // ---- Clipping -------------------------------------------------------------------------------------
 
-// The CPU has no kernels that scale 16-bit tensors.
+// In the host's memory, which has no kernels that scale 16-bit tensors.
 static void scale_half(iso_tensor *t, float factor) {
     uint16_t *x = t->data;
     for (int64_t i = 0; i < t->count; i++)
@@ -118,7 +118,7 @@ static void scale_half(iso_tensor *t, float factor) {
 }
 
 static iso_status scale_gradient(iso_tensor *t, double factor) {
-    if (t->dtype != ISO_BF16 && t->dtype != ISO_F16)
+    if (!iso__is_half(t->dtype) || !t->device->ops->host_memory)
         return iso__kernels(t)->scale(t->device, t->count, factor, t->data);
     scale_half(t, (float)factor);
     return ISO_OK;

@@ -32,8 +32,9 @@ if ! train probe; then
     echo "1..0 # SKIP $(grep -m 1 '^train: ' "$work/output" || echo 'no GPU can be used')"
     exit 0
 fi
-echo "1..4"
-for options in "--math f32" "--math tf32" "--math bf16" "--math bf16 --accumulate 2"; do
+echo "1..7"
+for options in "--math f32" "--math tf32" "--math bf16" "--math bf16 --accumulate 2" \
+    "--autocast f16 --grad-scaler" "--dtype bf16" "--dtype f16 --optimizer adam --zero"; do
     # shellcheck disable=SC2086  # several words
     if train lazy $options && train blocking --sync blocking $options && [ -n "$(hash_of lazy)" ] &&
         [ "$(hash_of lazy)" = "$(hash_of blocking)" ]; then

@@ -89,13 +89,13 @@ tests_gpu_gpu_own_arrays_mpi_SOURCES = tests/gpu/test_gpu_own_arrays.c
 GPU_TESTS += tests/gpu/gpu_updates.mpi
 MPI_TESTS += tests/gpu/gpu_updates.mpi
 tests_gpu_gpu_updates_mpi_SOURCES = tests/gpu/test_gpu_updates.c
-GPU_CONFORMANCE = tests/unit/autocast.unit tests/unit/autocast_layers.unit \
+GPU_CONFORMANCE = tests/unit/autocast.unit tests/unit/autocast_kinds.unit tests/unit/autocast_layers.unit \
     tests/unit/autocast_rounding.unit \
     tests/mpi/autocast_ranks.mpi tests/unit/device.unit tests/unit/device_activation.unit tests/unit/device_conv.unit \
     tests/unit/device_loss.unit tests/unit/device_norm.unit tests/unit/device_pool.unit tests/unit/device_update.unit \
     tests/unit/half_modules.unit tests/unit/loader.unit tests/unit/module_move.unit tests/mpi/move_inputs.mpi
 # Tests of training that take their device from ISO_TEST_DEVICE, which they need then.
-GPU_SUITES = tests/mpi/daso.mpi tests/mpi/grad_scaler.mpi tests/mpi/no_sync.mpi tests/mpi/pieces.mpi tests/mpi/zero.mpi tests/mpi/zero_lamb.mpi \
+GPU_SUITES = tests/mpi/daso.mpi tests/mpi/grad_scaler.mpi tests/mpi/half_modules_ranks.mpi tests/mpi/no_sync.mpi tests/mpi/pieces.mpi tests/mpi/zero.mpi tests/mpi/zero_lamb.mpi \
     tests/mpi/zero_nodes.mpi \
     tests/unit/choice.unit tests/unit/collate.unit tests/unit/loader_threads.unit tests/unit/samples.unit
 GPU_ALL = $(GPU_TESTS) $(GPU_CONFORMANCE) $(GPU_SUITES)

@@ -178,6 +178,52 @@ Test(cuda_half, bf16_becomes_f16_and_f16_bf16) {
     iso_device_destroy(&device);
 }
 
+// ---- Master weights -------------------------------------------------------------------------------
+
+// Every value of 16 bits, from f32 around it: at ties, just beside them, and far away.
+static float master_of(iso_dtype half, int i, int k) {
+    uint32_t tie = half == ISO_BF16 ? 0x8000 : 0x1000; // of normal numbers of f16
+    float value = (float)half_double(half, (uint16_t)i);
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return float_of(bits + (uint32_t)(k / 3 - 1) * tie + (uint32_t)(k % 3 - 1));
+}
+
+static void take_masters(iso_device *device, iso_dtype half) {
+    static uint16_t value[NUMBERS];
+    static float x[NUMBERS], rounded[NUMBERS];
+    iso_tensor *v = new_tensor(device, half, NUMBERS), *m = new_tensor(device, ISO_F32, NUMBERS);
+    int kept = 0;
+    for (int i = 0; i < NUMBERS; i++) value[i] = (uint16_t)i;
+    give(v, value);
+    for (int k = 0; k < 9; k++) {
+        for (int i = 0; i < NUMBERS; i++) x[i] = master_of(half, i, k);
+        give(m, x);
+        OK(device->ops->take_master(device, half, NUMBERS, v->data, m->data));
+        take(m, x);
+        for (int i = 0; i < NUMBERS; i++) {
+            float master = master_of(half, i, k);
+            bool keeps = !is_nan(half, value[i]) && half_nearest(half, (double)master) == i;
+            double want = keeps ? (double)master : half_double(half, value[i]);
+            cr_assert((double)x[i] == want || (isnan(want) && isnan(x[i])), "%a for %04x, not %a",
+                      (double)x[i], i, want);
+            kept += keeps;
+        }
+        for (int i = 0; i < NUMBERS; i++) x[i] = master_of(half, i, k);
+        give(m, x);
+        OK(device->ops->remote->round_values(device, half, NUMBERS, m->data));
+        take(m, rounded);
+        for (int i = 0; i < NUMBERS; i++) {
+            double want = half_double(half, half_nearest(half, (double)x[i]));
+            cr_assert((double)rounded[i] == want || (isnan(want) && isnan(rounded[i])));
+        }
+    }
+    cr_assert(kept > NUMBERS && kept < 8 * NUMBERS);
+    iso_tensor_destroy(&v), iso_tensor_destroy(&m);
+}
+
+Test(cuda_half, master_weights_are_taken_where_rounding_differs) { in_both(take_masters); }
+
 // ---- Sums over channels ---------------------------------------------------------------------------
 
 // Many rows make many parts; 12 channels are no whole packs of 16 bytes.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Plain arrays in the memory of a GPU: gradients in arrays of the program, and an optimizer of the
 // library.
+#include "common/half_values.h"
 #include "common/mpi_fixture.h"
-#include "tensor/tensor_impl.h"
+#include "device/device_impl.h"
 
 #include <isotherm/clip.h>
 #include <isotherm/optim.h>
@@ -24,18 +25,30 @@ typedef struct arrays {
     iso_optimizer *optimizer;
 } arrays;
 
-static iso_dtype dtype_of(int i) { return i == 2 ? ISO_F64 : ISO_F32; }
+// The types of the parameters.
+static const iso_dtype wide[PARAMS] = {ISO_F32, ISO_F32, ISO_F64},
+                       low[PARAMS] = {ISO_BF16, ISO_F16, ISO_F64};
+static const iso_dtype *types = wide;
+static int zero; // stage
+
+static void put(iso_dtype type, void *data, int64_t k, double x) {
+    if (type == ISO_F64)
+        ((double *)data)[k] = x;
+    else if (type == ISO_F32)
+        ((float *)data)[k] = (float)x;
+    else
+        ((uint16_t *)data)[k] = half_bits(type, (float)x);
+}
+static double get(iso_dtype type, const void *data, int64_t k) {
+    if (type == ISO_F64) return ((const double *)data)[k];
+    if (type == ISO_F32) return (double)((const float *)data)[k];
+    return (double)half_float(type, ((const uint16_t *)data)[k]);
+}
 
 static void fill(iso_tensor *t, double first, double step) {
     void *data;
     iso_assert_ok(iso_tensor_map(t, ISO_WRITE, &data));
-    for (int64_t k = 0; k < t->count; k++) {
-        double x = sin(first + step * (double)k);
-        if (t->dtype == ISO_F64)
-            ((double *)data)[k] = x;
-        else
-            ((float *)data)[k] = (float)x;
-    }
+    for (int64_t k = 0; k < t->count; k++) put(t->dtype, data, k, sin(first + step * (double)k));
     iso_assert_ok(iso_tensor_unmap(t));
 }
 
@@ -45,21 +58,22 @@ static void create(arrays *a, const char *device, bool owns, iso_sync sync) {
     *a = (arrays){0};
     iso_assert_ok(iso_device_create(device, &a->device));
     for (int i = 0; i < PARAMS; i++) {
-        iso_assert_ok(iso_tensor_create(a->device, dtype_of(i), 1, &count[i], &a->value[i]));
-        iso_assert_ok(iso_tensor_create(a->device, dtype_of(i), 1, &count[i], &a->own[i]));
+        iso_assert_ok(iso_tensor_create(a->device, types[i], 1, &count[i], &a->value[i]));
+        iso_assert_ok(iso_tensor_create(a->device, types[i], 1, &count[i], &a->own[i]));
         fill(a->value[i], i, 0.3);
         param[i] = (iso_reducer_param){.name = name[i],
                                        .value = a->value[i]->data,
                                        .count = (size_t)count[i],
-                                       .dtype = dtype_of(i),
+                                       .dtype = types[i],
                                        .layer = i,
                                        .gradient = owns ? a->own[i]->data : NULL};
     }
-    const iso_reducer_config config = {.device = a->device, .sync = sync};
+    const iso_reducer_config config = {.device = a->device, .sync = sync, .zero = zero};
     iso_assert_ok(iso_reducer_create(test_comm, param, PARAMS, &config, &a->reducer));
     for (int i = 0; i < PARAMS; i++)
-        iso_assert_ok(iso_tensor_borrow(a->device, dtype_of(i), 1, &count[i],
-                                        iso_reducer_grad(a->reducer, i), &a->grad[i]));
+        iso_assert_ok(iso_tensor_borrow(a->device, owns ? types[i] : iso__gradient_type(types[i]),
+                                        1, &count[i], iso_reducer_grad(a->reducer, i),
+                                        &a->grad[i]));
 }
 
 static void destroy(arrays *a) {
@@ -87,8 +101,7 @@ static void read_all(iso_tensor *const *tensor, double out[PARAMS][MOST]) {
     for (int i = 0; i < PARAMS; i++) {
         void *data;
         iso_assert_ok(iso_tensor_map(tensor[i], ISO_READ, &data));
-        for (int64_t k = 0; k < count[i]; k++)
-            out[i][k] = i == 2 ? ((double *)data)[k] : (double)((float *)data)[k];
+        for (int64_t k = 0; k < count[i]; k++) out[i][k] = get(types[i], data, k);
         iso_assert_ok(iso_tensor_unmap(tensor[i]));
     }
 }
@@ -148,6 +161,101 @@ Test(np2_gpu_own_arrays, averages_come_back) {
             worst = fmax(worst, isnan(got[i][k]) ? INFINITY : fabs(got[i][k] - mean));
         }
     iso_assert_all(worst < 1e-6);
+    destroy(&a);
+}
+
+// ---- 16 bits ----------------------------------------------------------------------------------------
+
+static void averages(const char *device, double out[PARAMS][MOST]) {
+    arrays a;
+    create(&a, device, true, ISO_SYNC_LAZY);
+    backward(&a, 0, false);
+    iso_assert_ok(iso_reducer_finish(a.reducer));
+    read_all(a.own, out);
+    destroy(&a);
+}
+
+// Sums of f32 that are rounded once are the same on any device. Steps are near: GPUs fuse products
+// and sums of updates.
+static void of_16_bits_as_on_the_cpu(void) {
+    static double gpu[PARAMS][MOST], lazy[PARAMS][MOST], cpu[PARAMS][MOST];
+    need_gpu();
+    types = low;
+    averages("cuda", gpu);
+    averages("cpu", cpu);
+    iso_assert_all(memcmp(gpu, cpu, sizeof(cpu)) == 0);
+    for (int owns = 0; owns < 2; owns++) {
+        train("cuda", owns, ISO_SYNC_BLOCKING, gpu);
+        train("cuda", owns, ISO_SYNC_LAZY, lazy);
+        iso_assert_all(memcmp(gpu, lazy, sizeof(lazy)) == 0);
+        zero = 1;
+        train("cuda", owns, ISO_SYNC_LAZY, lazy);
+        zero = 0;
+        iso_assert_all(owns || memcmp(gpu, lazy, sizeof(lazy)) == 0);
+        iso_assert_all(distance(gpu, lazy) < 0.01);
+        train("cpu", owns, ISO_SYNC_LAZY, cpu);
+        iso_assert_all(distance(cpu, gpu) < 0.01);
+    }
+}
+Test(np1_gpu_own_arrays, of_16_bits_are_those_of_the_cpu) { of_16_bits_as_on_the_cpu(); }
+Test(np2_gpu_own_arrays, of_16_bits_are_those_of_the_cpu) { of_16_bits_as_on_the_cpu(); }
+
+// Of gradients that the program rounded: the norm, and what it makes of them.
+static void clipped(const char *device, double out[PARAMS][MOST], double *norm) {
+    arrays a;
+    create(&a, device, true, ISO_SYNC_LAZY);
+    backward(&a, 0, false);
+    iso_assert_ok(iso_reducer_finish(a.reducer));
+    iso_assert_ok(iso_reducer_clip_grad_norm(a.reducer, 1, 2, norm));
+    read_all(a.own, out);
+    destroy(&a);
+}
+
+Test(np2_gpu_own_arrays, of_16_bits_are_clipped) {
+    static double gpu[PARAMS][MOST], cpu[PARAMS][MOST];
+    double of_gpu = 0, of_cpu = 0;
+    need_gpu();
+    types = low;
+    for (zero = 0; zero < 2; zero++) {
+        clipped("cuda", gpu, &of_gpu);
+        clipped("cpu", cpu, &of_cpu);
+        iso_assert_all(of_cpu > 10 && fabs(of_gpu / of_cpu - 1) < 1e-9);
+        iso_assert_all(memcmp(gpu[0], cpu[0], sizeof(gpu[0])) == 0 &&
+                       memcmp(gpu[1], cpu[1], sizeof(gpu[1])) == 0);
+    }
+}
+
+// Small updates add up in the master weights, though each alone leaves the 16-bit value as it is. A
+// value that the program writes is where the next update begins.
+Test(np2_gpu_own_arrays, master_weights_keep_small_updates) {
+    static double before[PARAMS][MOST], after[PARAMS][MOST];
+    const int steps = 40;
+    iso_hyper hyper = iso_hyper_default(ISO_SGD);
+    arrays a;
+    need_gpu();
+    types = low;
+    hyper.lr = 0x1p-14;
+    create(&a, "cuda", false, ISO_SYNC_LAZY);
+    for (int i = 0; i < PARAMS; i++) iso_assert_ok(iso_tensor_fill(a.value[i], 1));
+    iso_assert_ok(iso_reducer_set_optimizer(a.reducer, ISO_SGD, &hyper, NULL, 0, &a.optimizer));
+    for (int step = 0; step < steps; step++) {
+        for (int i = 0; i < PARAMS; i++) iso_assert_ok(iso_reducer_param_needed(a.reducer, i));
+        if (step == 1) read_all(a.value, before);
+        if (step == steps / 2) iso_assert_ok(iso_tensor_fill(a.value[0], 3));
+        for (int i = PARAMS - 1; i >= 0; i--) {
+            iso_assert_ok(iso_tensor_fill(a.grad[i], 4)); // 2^-12 a step
+            iso_assert_ok(iso_reducer_grad_ready(a.reducer, i));
+        }
+        iso_assert_ok(iso_optimizer_step(a.optimizer));
+    }
+    iso_assert_ok(iso_reducer_finish(a.reducer));
+    read_all(a.value, after);
+    iso_assert_all(before[0][5] == 1); // 1 - 2^-12 is no bf16
+    iso_assert_all(after[0][5] ==
+                   (double)half_float(ISO_BF16, half_bits(ISO_BF16, 3 - 20 * 0x1p-12f)));
+    iso_assert_all(after[1][5] ==
+                   (double)half_float(ISO_F16, half_bits(ISO_F16, 1 - 40 * 0x1p-12f)));
+    iso_assert_all(after[2][5] == 1 - 40 * 0x1p-12);
     destroy(&a);
 }
 

@@ -263,6 +263,7 @@ void iso__cpu_fill_memory(iso_device_ops *ops) {
     ops->preferred_layout = preferred_layout;
     ops->is_in_order = is_in_order;
     ops->copy = memory_copy;
+    ops->take_master = iso__cpu_take_master;
     ops->to_host = memory_to_host;
     ops->from_host = memory_from_host;
 }

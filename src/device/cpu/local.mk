@@ -26,6 +26,7 @@ libiso_core_la_SOURCES += src/device/cpu/half/cpu_half.c
 libiso_core_la_SOURCES += src/device/cpu/half/cpu_half.h
 libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_convert.c
 libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_elementwise.c
+libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_master.c
 libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_matrix.c
 libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_norm.c
 libiso_core_la_SOURCES += src/device/cpu/half/cpu_half_pool.c

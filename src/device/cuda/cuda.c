@@ -96,6 +96,7 @@ static void fill_ops(iso__cuda *cuda) {
     iso__cuda_fill_memory(ops);
     iso__cuda_fill_remote(&cuda->remote);
     iso__cuda_fill_clip(&cuda->remote);
+    iso__cuda_fill_master(ops, &cuda->remote);
     iso__cuda_dnn_fill_tune(ops);
     ops->remote = &cuda->remote;
     cuda->base.ops = ops;

@@ -20,6 +20,7 @@ CUDA_C_FILES += src/device/cuda/ops/cuda_layer_norm.c
 CUDA_C_FILES += src/device/cuda/ops/cuda_linear.c
 CUDA_C_FILES += src/device/cuda/ops/cuda_linear.h
 CUDA_C_FILES += src/device/cuda/ops/cuda_loss.c
+CUDA_C_FILES += src/device/cuda/ops/cuda_master.c
 CUDA_C_FILES += src/device/cuda/ops/cuda_pool2d.c
 CUDA_C_FILES += src/device/cuda/ops/cuda_stem.c
 CUDA_C_FILES += src/device/cuda/ops/cuda_stem.h

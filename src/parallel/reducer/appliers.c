@@ -31,7 +31,7 @@ typedef struct slot_state {
 
 struct iso__appliers {
     const iso__layout *layout;
-    char *gradients;
+    const iso__store *store;
     bool by_elements;      // each rank updates some elements of a parameter (ZeRO)
     const iso__zero *zero; // determines which elements; NULL: all
     applier *applier;
@@ -44,13 +44,14 @@ struct iso__appliers {
 
 // ---- Who --------------------------------------------------------------------------------------------
 
-iso_status iso__appliers_create(const iso__layout *layout, char *gradients, iso__appliers **out) {
+iso_status iso__appliers_create(const iso__layout *layout, const iso__store *store,
+                                iso__appliers **out) {
     iso_status status;
     iso__appliers *a;
     size_t slots = (size_t)layout->slot_count, params = (size_t)layout->param_count;
     ISO_TRY(iso__alloc_zero(sizeof(*a), (void **)&a));
     a->layout = layout;
-    a->gradients = gradients;
+    a->store = store;
     ISO_TRY_GOTO(iso__alloc_zero(slots * sizeof(*a->slot), (void **)&a->slot));
     ISO_TRY_GOTO(iso__alloc_zero(params * sizeof(*a->arrived), (void **)&a->arrived));
     for (size_t s = 0; s < slots; s++) a->slot[s].owner = NOBODY;
@@ -271,13 +272,12 @@ static bool is_last_to_come(iso__appliers *a, int param) {
 
 // The gradient of a slot. home: the one in the caller's array, if there is one. A 16-bit gradient
 // there is first converted into the store.
-static char *gradient_of(const iso__appliers *a, int slot, bool home) {
+static iso_status gradient_of(const iso__appliers *a, int slot, bool home, char **out) {
     const iso__grad_slot *s = &a->layout->slot[slot];
-    if (home && s->home && iso__slot_converts(s)) {
-        iso__slot_widen(s, a->gradients, iso__zero_own(a->zero, a->layout, slot), s->home);
-        home = false;
-    }
-    return home && s->home ? s->home : a->gradients + s->offset;
+    bool converts = home && s->home && iso__slot_converts(s);
+    *out = home && s->home && !converts ? s->home : a->store->gradients + s->offset;
+    if (!converts) return ISO_OK;
+    return iso__slot_widen(s, a->store, iso__zero_own(a->zero, a->layout, slot), s->home);
 }
 
 // Updates this rank's elements of a slot.
@@ -294,14 +294,15 @@ static iso_status apply_own(iso__appliers *a, int slot, const applier *p, char *
 static iso_status call_apply(iso__appliers *a, int slot, const applier *p, bool home,
                              double scale) {
     const iso__grad_slot *s = &a->layout->slot[slot];
-    char *gradient = gradient_of(a, slot, home);
+    char *gradient;
+    ISO_TRY(gradient_of(a, slot, home, &gradient));
     if (a->by_elements && p->apply_piece) return apply_own(a, slot, p, gradient, scale);
     if (!s->cut) return p->apply(s->param, gradient, scale, p->hyper, p->user);
     if (p->apply_piece)
         return p->apply_piece(s->param, s->first, s->count, gradient, scale, p->hyper, p->user);
     if (!is_last_to_come(a, s->param)) return ISO_OK;
-    gradient = gradient_of(a, iso__layout_at(a->layout, s->param, 0), home);
-    iso_status status = p->apply(s->param, gradient, scale, p->hyper, p->user);
+    iso_status status = gradient_of(a, iso__layout_at(a->layout, s->param, 0), home, &gradient);
+    if (status >= 0) status = p->apply(s->param, gradient, scale, p->hyper, p->user);
     if (status < 0) a->arrived[s->param] = a->layout->place[s->param].pieces - 1; // for a retry
     return status;
 }
@@ -359,9 +360,11 @@ static iso_status measure_slot(iso__appliers *a, int slot, bool home, double sca
     slot_state *state = &a->slot[slot];
     const applier *p = &a->applier[state->owner];
     iso__own own = iso__zero_own(a->zero, a->layout, slot);
-    const char *gradient = gradient_of(a, slot, home) + own.first * iso_dtype_size(s->dtype);
+    char *gradient;
     state->square[0] = state->square[1] = 0;
     if (own.count == 0) return ISO_OK;
+    ISO_TRY(gradient_of(a, slot, home, &gradient));
+    gradient += own.first * iso_dtype_size(s->dtype);
     return p->halves.measure(s->param, s->first + own.first, own.count, gradient, scale, p->hyper,
                              p->user, state->square);
 }

@@ -10,8 +10,9 @@
 
 typedef struct iso__appliers iso__appliers;
 
-// Borrows the layout. gradients: the memory to which the offsets of slots refer.
-iso_status iso__appliers_create(const iso__layout *layout, char *gradients, iso__appliers **out);
+// Borrows the layout, and the store with its gradients.
+iso_status iso__appliers_create(const iso__layout *layout, const iso__store *store,
+                                iso__appliers **out);
 void iso__appliers_destroy(iso__appliers **appliers); // accepts NULL
 
 // From now on an update covers only this rank's elements (NULL: all of them). Borrows zero.

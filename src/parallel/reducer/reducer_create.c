@@ -84,16 +84,6 @@ static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *
     return ISO_OK;
 }
 
-static iso_status check_types(const iso_reducer_config *c, const iso__param_set *set) {
-    for (int i = 0; is_remote(c) && i < set->count; i++)
-        ISO_CHECK(
-            iso__gradient_type(set->param[i].dtype) == set->param[i].dtype, ISO_ERR_UNSUPPORTED,
-            "parameter \"%s\" is %s: the reducer takes this type in the host's memory so far, "
-            "not on a %s device",
-            set->param[i].name, iso_dtype_name(set->param[i].dtype), c->device->ops->name);
-    return ISO_OK;
-}
-
 #define LIST_ROOM 240
 
 static void write_list(const iso_reducer_config *config, char text[LIST_ROOM]) {
@@ -163,7 +153,6 @@ static iso_status make_layout(iso_reducer *r, const iso__param_set *set,
     ISO_TRY(iso__coder_check(hook_of(config)));
     ISO_TRY(check_zero(config, set));
     ISO_TRY(check_sums(config, set));
-    ISO_TRY(check_types(config, set));
     ISO_TRY(iso__layout_create(set->param, set->count, &sizes, config->piece_bytes,
                                iso__scopes_unit(r->scopes),
                                r->rides ? iso__sums_elements(config->sums) : 0, &r->layout));
@@ -189,7 +178,7 @@ static iso_status make_arena(iso_reducer *r, const iso_reducer_config *config) {
 
 static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {
     bool wants_plan = config->sync == ISO_SYNC_LAZY && config->order == ISO_ORDER_NEED;
-    ISO_TRY(iso__appliers_create(&r->layout, r->store.gradients, &r->appliers));
+    ISO_TRY(iso__appliers_create(&r->layout, &r->store, &r->appliers));
     ISO_TRY(iso__planner_create(&r->layout, r->world, wants_plan, &r->planner));
     if (config->sums > 0) ISO_TRY(iso__sums_create(r->world, config->sums, &r->sums));
     if (config->by_weight) ISO_TRY(iso__weights_create(r->world, &r->weights));
@@ -227,7 +216,7 @@ static iso_status copy_values(iso_reducer *r, bool out) {
         void *host = r->store.arena + s->offset;
         ISO_TRY(device->ops->remote->copy(device, queue, out ? s->value : host,
                                           out ? host : s->value,
-                                          s->count * iso_dtype_size(s->dtype)));
+                                          s->count * iso_dtype_size(s->type)));
     }
     return device->ops->remote->finish(device);
 }

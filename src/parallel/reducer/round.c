@@ -119,10 +119,8 @@ bool iso__round_bucket_is_open(const iso__round *r, int b) { return r->bucket[b]
 static iso_status take_gradient(iso__round *r, int s) {
     const iso__grad_slot *slot = &layout_of(r)->slot[s];
     if (!slot->home) return ISO_OK;
-    if (iso__slot_converts(slot)) {
-        iso__slot_widen(slot, r->with.store->gradients, (iso__own){0, slot->count}, slot->home);
-        return ISO_OK;
-    }
+    if (iso__slot_converts(slot))
+        return iso__slot_widen(slot, r->with.store, (iso__own){0, slot->count}, slot->home);
     return iso__store_load(r->with.store, slot->offset, slot->count * iso_dtype_size(slot->dtype),
                            slot->home);
 }

@@ -206,7 +206,7 @@ static iso_status return_averages(iso__round *r, int b) {
         iso__own own = iso__zero_own(r->zero, l, s);
         size_t size = iso_dtype_size(slot->dtype), skip = own.first * size;
         if (iso__slot_converts(slot))
-            iso__slot_narrow(slot, r->with.store->gradients, own, slot->home);
+            ISO_TRY(iso__slot_narrow(slot, r->with.store, own, slot->home));
         else
             ISO_TRY(iso__store_save(r->with.store, slot->offset + skip, own.count * size,
                                     (char *)slot->home + skip));
@@ -216,19 +216,20 @@ static iso_status return_averages(iso__round *r, int b) {
 
 // Rounds averages for 16-bit arrays to the values that these arrays would get, even if updates use
 // the averages first.
-static void round_averages(iso__round *r, int b) {
+static iso_status round_averages(iso__round *r, int b) {
     const iso__layout *l = layout_of(r);
     for (int k = l->range[b].first; k <= l->range[b].last; k++) {
         const iso__grad_slot *slot = &l->slot[l->order[k]];
         if (slot->home && iso__slot_converts(slot))
-            iso__slot_round(slot, r->with.store->gradients, iso__zero_own(r->zero, l, l->order[k]));
+            ISO_TRY(iso__slot_round(slot, r->with.store, iso__zero_own(r->zero, l, l->order[k])));
     }
+    return ISO_OK;
 }
 
 static iso_status update_bucket(iso__round *r, int b) {
     double left;
     ISO_TRY(bring_back(r, b, &left));
-    round_averages(r, b);
+    ISO_TRY(round_averages(r, b));
     r->updating = true;
     iso_status status =
         iso__appliers_apply(r->with.appliers, b, left, iso__usage_skipped(r->usage));
@@ -265,7 +266,7 @@ static iso_status measure_bucket(iso__round *r, int b) {
     if (is_measured(r, b) || !has_halves(r, b)) return ISO_OK;
     ISO_TRY(bring_back(r, b, &left));
     if (is_measured(r, b)) return ISO_OK; // measured during the wait
-    round_averages(r, b);
+    ISO_TRY(round_averages(r, b));
     return measure_now(r, b, left, false);
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to the reducer: parameters of 16 bits, whose gradients are f32 in the store. Local; in
-// the host's memory.
+// Private to the reducer: parameters of 16 bits, whose gradients are f32 in the store. Local.
 #ifndef ISO_SLOT_TYPES_H
 #define ISO_SLOT_TYPES_H
 
@@ -10,9 +9,11 @@ static inline bool iso__slot_converts(const iso__grad_slot *s) { return s->type 
 
 // Copies elements `which` of the slot from an array of the program to the store's f32, or back,
 // rounded to nearest. array: the first element of the slot.
-void iso__slot_widen(const iso__grad_slot *s, char *gradients, iso__own which, const void *array);
-void iso__slot_narrow(const iso__grad_slot *s, const char *gradients, iso__own which, void *array);
+iso_status iso__slot_widen(const iso__grad_slot *s, const iso__store *store, iso__own which,
+                           const void *array);
+iso_status iso__slot_narrow(const iso__grad_slot *s, const iso__store *store, iso__own which,
+                            void *array);
 // Rounds these elements of the store to the slot's type.
-void iso__slot_round(const iso__grad_slot *s, char *gradients, iso__own which);
+iso_status iso__slot_round(const iso__grad_slot *s, const iso__store *store, iso__own which);
 
 #endif

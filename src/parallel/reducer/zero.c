@@ -160,23 +160,15 @@ void iso__zero_updated(iso__zero *z, int bucket) {
 
 // ---- Values, in stages 1 and 2 ----------------------------------------------------------------------
 
-static void copy_converted(const iso__zero *z, const iso__grad_slot *s, iso__own which, bool out) {
-    if (out)
-        iso__slot_widen(s, z->store->arena, which, s->value);
-    else
-        iso__slot_narrow(s, z->store->arena, which, s->value);
-}
-
 // Copies elements of a slot from its value to where its gradient lies, or back.
 static iso_status copy_elements(const iso__zero *z, int slot, iso__own which, bool out) {
     const iso__grad_slot *s = &z->layout->slot[slot];
     size_t size = iso_dtype_size(s->dtype), offset = s->offset + which.first * size;
     char *value = (char *)s->value + which.first * size;
     if (which.count == 0) return ISO_OK;
-    if (iso__slot_converts(s)) {
-        copy_converted(z, s, which, out);
-        return ISO_OK;
-    }
+    if (iso__slot_converts(s))
+        return out ? iso__slot_widen(s, z->store, which, s->value)
+                   : iso__slot_narrow(s, z->store, which, s->value);
     return out ? iso__store_load(z->store, offset, which.count * size, value)
                : iso__store_save(z->store, offset, which.count * size, value);
 }

@@ -71,6 +71,9 @@ iso_status iso__cpu_half_conv2d_backward_input(iso_device *self, const iso_conv2
                                                const iso_tensor *dy, const iso_tensor *weight,
                                                iso_tensor *dx);
 
+iso_status iso__cpu_take_master(iso_device *self, iso_dtype type, int64_t count, const void *value,
+                                float *master);
+
 void iso__cpu_fill_half(iso_kernel_ops *ops);
 // Some slots each.
 void iso__cpu_fill_half_elementwise(iso_kernel_ops *ops);

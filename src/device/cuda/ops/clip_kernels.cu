@@ -5,19 +5,20 @@
 
 #include "device/cuda/runtime/cuda_pack.cuh"
 #include "device/cuda/runtime/cuda_submit.cuh"
+#include "device/cuda/runtime/cuda_types.cuh"
 
 #include <math.h>
 
 namespace {
 
 // The elements of one array that a block has: of no array in two lists.
-template <class Real> struct part {
-    Real *x;
+template <class T> struct part {
+    T *x;
     int count;
     bool aligned;
 };
 
-template <class Real> __device__ part<Real> part_of(const iso__cuda_clip_list &list) {
+template <class T> __device__ part<T> part_of(const iso__cuda_clip_list &list) {
     int low = 0, high = (int)list.arrays; // the last array that begins no later
     while (high - low > 1) {
         int middle = (low + high) / 2;
@@ -25,19 +26,19 @@ template <class Real> __device__ part<Real> part_of(const iso__cuda_clip_list &l
     }
     int64_t begin = (int64_t)((int)blockIdx.x - list.first[low]) * ISO_CUDA_CLIP_PART;
     int64_t left = list.count[low] - begin;
-    Real *x = (Real *)list.at[low] + begin;
+    T *x = (T *)list.at[low] + begin;
     return {x, (int)(left < ISO_CUDA_CLIP_PART ? left : (int64_t)ISO_CUDA_CLIP_PART),
             iso__is_aligned(x)};
 }
 
 // Calls f(element) for each element of this block, 16 bytes at a time: which thread has which does
 // not depend on where they lie. Written back where `writes`.
-template <bool writes, class Real, class Function>
-__device__ void each(const part<Real> &p, const Function &f) {
-    const int width = iso__pack<Real>::width;
+template <bool writes, class T, class Function>
+__device__ void each(const part<T> &p, const Function &f) {
+    const int width = iso__pack<T>::width;
     int packs = p.count / width;
     for (int i = (int)threadIdx.x; i < packs; i += (int)blockDim.x) {
-        iso__pack<Real> x = iso__load(p.x + i * width, p.aligned);
+        iso__pack<T> x = iso__load(p.x + i * width, p.aligned);
         for (int k = 0; k < width; k++) f(&x.at[k]);
         if (writes) iso__store(p.x + i * width, x, p.aligned);
     }
@@ -66,15 +67,17 @@ struct parts_args {
     double *parts;
 };
 
-template <class Real> __global__ void norm_parts(parts_args a) {
-    part<Real> p = part_of<Real>(a.list);
+template <class T> __device__ inline double wide(const T *x) { return (double)iso__widen(*x); }
+
+template <class T> __global__ void norm_parts(parts_args a) {
+    part<T> p = part_of<T>(a.list);
     double value = 0, power = a.p;
     if (isinf(power))
-        each<false>(p, [&value](Real *x) { value = larger(fabs((double)*x), value); });
+        each<false>(p, [&value](T *x) { value = larger(fabs(wide(x)), value); });
     else if (power == 2)
-        each<false>(p, [&value](Real *x) { value = fma((double)*x, (double)*x, value); });
+        each<false>(p, [&value](T *x) { value = fma(wide(x), wide(x), value); });
     else
-        each<false>(p, [&value, power](Real *x) { value += pow(fabs((double)*x), power); });
+        each<false>(p, [&value, power](T *x) { value += pow(fabs(wide(x)), power); });
     value = isinf(power) ? block_largest(value) : iso__block_sum(value);
     if (threadIdx.x == 0) a.parts[blockIdx.x] = value;
 }
@@ -103,11 +106,11 @@ struct scale_args {
     const iso__cuda_clip_result *result;
 };
 
-template <class Real> __global__ void scale(scale_args a) {
+template <class T> __global__ void scale(scale_args a) {
     double factor = a.result->factor;
     if (factor >= 1) return;
-    Real by = (Real)factor;
-    each<true>(part_of<Real>(a.list), [by](Real *x) { *x *= by; });
+    typename iso__real<T>::type by = (typename iso__real<T>::type)factor;
+    each<true>(part_of<T>(a.list), [by](T *x) { iso__narrow(iso__widen(*x) * by, x); });
 }
 
 struct clamp_args {
@@ -115,20 +118,23 @@ struct clamp_args {
     double most;
 };
 
-template <class Real> __global__ void clamp(clamp_args a) {
+template <class T> __global__ void clamp(clamp_args a) {
+    typedef typename iso__real<T>::type Real;
     Real most = (Real)a.most;
-    each<true>(part_of<Real>(a.list), [most](Real *x) {
-        *x = *x > most ? most : *x < -most ? -most : *x;
+    each<true>(part_of<T>(a.list), [most](T *x) {
+        Real value = iso__widen(*x);
+        iso__narrow(value > most ? most : value < -most ? -most : value, x);
     });
 }
 
-template <class Args>
-iso_status submit(iso__cuda *cuda, iso_dtype dtype, void (*of_f32)(Args), void (*of_f64)(Args),
-                  const Args &args) {
+template <class Args> iso_status submit(iso__cuda *cuda, void (*kernel)(Args), const Args &args) {
     const iso__cuda_clip_list &list = args.list;
-    return iso__cuda_submit(cuda, dtype == ISO_F64 ? of_f64 : of_f32,
-                            dim3((unsigned)list.first[list.arrays]), ISO_CUDA_BLOCK, args);
+    return iso__cuda_submit(cuda, kernel, dim3((unsigned)list.first[list.arrays]), ISO_CUDA_BLOCK,
+                            args);
 }
+
+#define OF_TYPE(kernel)                                                                            \
+    iso__for_type(dtype, kernel<double>, kernel<float>, kernel<iso__bf16>, kernel<iso__f16>)
 
 } // namespace
 
@@ -137,7 +143,7 @@ iso_status submit(iso__cuda *cuda, iso_dtype dtype, void (*of_f32)(Args), void (
 iso_status iso__cuda_clip_parts(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_clip_list *list,
                                 double p, double *parts) {
     parts_args args = {*list, p, parts};
-    return submit(cuda, dtype, norm_parts<float>, norm_parts<double>, args);
+    return submit(cuda, OF_TYPE(norm_parts), args);
 }
 
 iso_status iso__cuda_clip_result_of(iso__cuda *cuda, int64_t count, const double *parts, double p,
@@ -149,11 +155,11 @@ iso_status iso__cuda_clip_result_of(iso__cuda *cuda, int64_t count, const double
 iso_status iso__cuda_clip_scale(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_clip_list *list,
                                 const iso__cuda_clip_result *result) {
     scale_args args = {*list, result};
-    return submit(cuda, dtype, scale<float>, scale<double>, args);
+    return submit(cuda, OF_TYPE(scale), args);
 }
 
 iso_status iso__cuda_clip_clamp(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_clip_list *list,
                                 double most) {
     clamp_args args = {*list, most};
-    return submit(cuda, dtype, clamp<float>, clamp<double>, args);
+    return submit(cuda, OF_TYPE(clamp), args);
 }

@@ -45,8 +45,9 @@ static iso_status walk_type(walk *w, iso_dtype dtype) {
 }
 
 static iso_status walk_all(walk *w) {
-    ISO_TRY(walk_type(w, ISO_F32));
-    return walk_type(w, ISO_F64);
+    static const iso_dtype types[] = {ISO_F32, ISO_F64, ISO_BF16, ISO_F16};
+    for (int i = 0; i < 4; i++) ISO_TRY(walk_type(w, types[i]));
+    return ISO_OK;
 }
 
 // ---- What is done with them -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 // Optimizer updates of the CUDA device: its slots, which take memory instead of tensors, for each
 // type.
 #include "device/cuda/runtime/cuda_impl.h"
+#include "device/cuda/ops/elementwise_kernels.h"
 #include "device/cuda/ops/update_kernels.h"
 
 static iso_status update_lamb(iso_device *self, iso_dtype dtype, int64_t count,
@@ -76,9 +77,17 @@ static iso_status measure_lamb(iso_device *self, iso_dtype dtype, int64_t count,
 SLOTS(ISO_F32, f32)
 SLOTS(ISO_F64, f64)
 
+static iso_status scale_bf16(iso_device *self, int64_t count, double factor, void *x) {
+    return iso__cuda_scale_half(iso__cuda_of(self), ISO_BF16, count, factor, x);
+}
+static iso_status scale_f16(iso_device *self, int64_t count, double factor, void *x) {
+    return iso__cuda_scale_half(iso__cuda_of(self), ISO_F16, count, factor, x);
+}
+
 void iso__cuda_fill_update(iso_kernel_ops *ops, iso_dtype dtype) {
     bool is_f64 = dtype == ISO_F64;
     ops->scale = is_f64 ? scale_f64 : scale_f32;
+    if (iso__is_half(dtype)) ops->scale = dtype == ISO_BF16 ? scale_bf16 : scale_f16;
     ops->sgd = is_f64 ? sgd_f64 : sgd_f32;
     ops->adam = is_f64 ? adam_f64 : adam_f32;
     ops->adadelta = is_f64 ? adadelta_f64 : adadelta_f32;

@@ -129,6 +129,7 @@ void iso__cuda_pool_destroy(iso__cuda *cuda);
 void iso__cuda_fill_memory(iso_device_ops *ops);
 void iso__cuda_fill_remote(iso__remote_ops *ops);
 void iso__cuda_fill_clip(iso__remote_ops *ops);
+void iso__cuda_fill_master(iso_device_ops *ops, iso__remote_ops *remote);
 
 // All tables get the same functions, except for updates, which do not take tensors.
 void iso__cuda_fill_elementwise(iso_kernel_ops *ops);
