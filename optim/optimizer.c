@@ -48,7 +48,8 @@ static int64_t fill_slots(iso__base_optimizer *self) {
     return offset;
 }
 
-// Parameters without master weights leave their part of the arena untouched: it takes no memory.
+// Parameters without master weights leave their part of the arena untouched: in host memory it takes
+// no memory.
 static iso_status make_masters(iso__base_optimizer *self, int64_t words) {
     for (int i = 0; i < self->count; i++) {
         const iso__slot *slot = &self->slot[i];

@@ -123,6 +123,8 @@ typedef struct iso__remote_ops {
     iso_status (*copy)(iso_device *self, iso__queue queue, const void *from, void *to,
                        size_t bytes);
     iso_status (*fill_zero)(iso_device *self, iso__queue queue, void *memory, size_t bytes);
+    // Launches the work that the device holds back, for programs with kernels of their own.
+    iso_status (*flush)(iso_device *self);
     // ISO_PENDING: not reached yet. Also reports errors of the device.
     iso_status (*test)(iso_device *self, iso__device_event *event);
     iso_status (*wait)(iso_device *self, iso__device_event *event); // waits

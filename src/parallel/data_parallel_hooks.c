@@ -19,7 +19,7 @@ static iso_status before_forward(iso_module *module, iso_tensor *in, void *user)
                        !link->owner->uses.divided;
         if (cut ? awaited : first == bucket) continue;
         bucket = first;
-        ISO_TRY(iso_reducer_param_needed(r, i));
+        ISO_TRY(iso__reducer_param_needed(r, i));
     }
     return iso__data_parallel_gather_layer(link);
 }

@@ -200,6 +200,50 @@ static void of_16_bits_as_on_the_cpu(void) {
 Test(np1_gpu_own_arrays, of_16_bits_are_those_of_the_cpu) { of_16_bits_as_on_the_cpu(); }
 Test(np2_gpu_own_arrays, of_16_bits_are_those_of_the_cpu) { of_16_bits_as_on_the_cpu(); }
 
+// Writes NaN to an array as kernels of the program do: in another queue, without the library.
+static void spoil_aside(arrays *a, int i, uint16_t *pinned, iso__device_event *event) {
+    const iso__remote_ops *remote = a->device->ops->remote;
+    size_t bytes = (size_t)count[i] * iso_dtype_size(types[i]);
+    iso_status status;
+    memset(pinned, 0xff, bytes);
+    iso_assert_ok(remote->copy(a->device, ISO__QUEUE_IN, pinned, a->own[i]->data, bytes));
+    iso_assert_ok(remote->record(a->device, ISO__QUEUE_IN, event));
+    while ((status = remote->test(a->device, event)) == ISO_PENDING) continue;
+    iso_assert_ok(status);
+}
+
+// Once graphs are recorded, a device holds launches back.
+Test(np1_gpu_own_arrays, of_16_bits_are_taken_when_they_are_reported) {
+    static double got[PARAMS][MOST];
+    arrays a;
+    void *pinned;
+    iso__device_event *event;
+    need_gpu();
+    types = low;
+    create(&a, "cuda", true, ISO_SYNC_LAZY);
+    iso_assert_ok(iso__pinned_alloc(a.device, MOST * sizeof(double), &pinned));
+    iso_assert_ok(a.device->ops->remote->event_create(a.device, &event));
+    for (int step = 0; step < 12; step++) {
+        for (int i = PARAMS - 1; i >= 0; i--) {
+            fill(a.grad[i], i, 0.1);
+            iso_assert_ok(iso_reducer_grad_ready(a.reducer, i));
+            if (step > 8) spoil_aside(&a, i, pinned, event);
+        }
+        iso_assert_ok(iso_reducer_finish(a.reducer));
+    }
+    read_all(a.own, got);
+    bool right = true;
+    for (int i = 0; i < 2; i++)
+        for (int64_t k = 0; k < count[i]; k++)
+            right = right && got[i][k] == (double)half_float(
+                                              types[i],
+                                              half_bits(types[i], (float)sin(i + 0.1 * (double)k)));
+    iso_assert_all(right);
+    a.device->ops->remote->event_destroy(a.device, &event);
+    iso__pinned_free(a.device, pinned);
+    destroy(&a);
+}
+
 // Of gradients that the program rounded: the norm, and what it makes of them.
 static void clipped(const char *device, double out[PARAMS][MOST], double *norm) {
     arrays a;

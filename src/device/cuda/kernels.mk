@@ -43,5 +43,6 @@ CUDA_INCLUDED += src/device/cuda/runtime/cuda_pack.cuh
 CUDA_INCLUDED += src/device/cuda/runtime/cuda_rows.cuh
 CUDA_INCLUDED += src/device/cuda/runtime/cuda_submit.cuh
 CUDA_INCLUDED += src/device/cuda/runtime/cuda_types.cuh
+CUDA_INCLUDED += src/base/half.h
 CUDA_INCLUDED += src/device/cuda/runtime/cuda_vector.cuh
 CUDA_INCLUDED += src/device/cuda/runtime/fill_kernels.h

@@ -10,9 +10,19 @@ enum { NOBODY = -1 };
 
 // ---- Gradients --------------------------------------------------------------------------------------
 
-iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
+// A device may hold work back, for which kernels of the program would not wait.
+static iso_status flush(const iso_reducer *r) {
+    return r->store.device ? iso__store_remote(&r->store)->flush(r->store.device) : ISO_OK;
+}
+
+iso_status iso__reducer_param_needed(iso_reducer *r, int i) {
     ISO_TRY(iso__layout_check(&r->layout, i, 0));
     return iso__round_param_needed(r->round, i);
+}
+
+iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
+    ISO_TRY(iso__reducer_param_needed(r, i));
+    return flush(r);
 }
 
 iso_status iso_reducer_piece_needed(iso_reducer *r, int i, int k) {
@@ -20,7 +30,10 @@ iso_status iso_reducer_piece_needed(iso_reducer *r, int i, int k) {
     return iso__round_piece_needed(r->round, i, k);
 }
 
-iso_status iso_reducer_finish(iso_reducer *r) { return iso__round_finish(r->round); }
+iso_status iso_reducer_finish(iso_reducer *r) {
+    ISO_TRY(iso__round_finish(r->round));
+    return flush(r);
+}
 
 iso_status iso_reducer_shadow(iso_reducer *r) {
     ISO_TRY(iso__round_shadow(r->round));

@@ -6,6 +6,8 @@ static iso_status update_elements(int i, size_t first, size_t count, void *gradi
                                   const void *hyper, void *user) {
     const iso_reducer *r = user;
     const iso__grad_slot *s = iso__layout_piece(&r->layout, i, 0);
+    iso_device *device = r->store.device;
+    if (device) ISO_TRY(device->ops->remote->flush(device)); // the gradient is complete then
     const iso_reducer_update update = {
         .param = i,
         .name = s->name,

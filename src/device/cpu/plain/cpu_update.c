@@ -13,8 +13,8 @@ ISO_CPU_CLONES static void sgd_plain(int64_t count, const iso__sgd_args *args,
     for (int64_t i = 0; i < count; i++) p[i] -= lr * (grad[i] * rescale + decay * p[i]);
 }
 
-// The first update with momentum copies the gradient into the momentum buffer: without dampening, and without the
-// buffer's old contents.
+// The first update with momentum copies the gradient into the momentum buffer: without dampening,
+// and without the buffer's old contents.
 ISO_CPU_CLONES static void sgd_momentum(int64_t count, const iso__sgd_args *args,
                                         const real *restrict grad, real *restrict p,
                                         real *restrict momentum) {

@@ -96,6 +96,16 @@ static cudnnMathType_t run_math(const iso__dnn_key *k, cudnnMathType_t math) {
     return math;
 }
 
+// Winograd's and Fourier's transforms would overflow in f16.
+static bool is_product(const iso__dnn_key *k, int algorithm) {
+    switch ((iso__dnn_direction)k->direction) {
+    case ISO__DNN_FORWARD: return algorithm <= CUDNN_CONVOLUTION_FWD_ALGO_GEMM;
+    case ISO__DNN_FILTER: return algorithm <= CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1;
+    case ISO__DNN_INPUT: break;
+    }
+    return algorithm <= CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
+}
+
 static void consider_algorithm(const iso__cuda_dnn *dnn, iso__dnn_plan *p, int algorithm,
                                cudnnStatus_t status, cudnnDeterminism_t determinism,
                                cudnnMathType_t math) {
@@ -104,6 +114,7 @@ static void consider_algorithm(const iso__cuda_dnn *dnn, iso__dnn_plan *p, int a
     size_t workspace;
     if (status != CUDNN_STATUS_SUCCESS || determinism != CUDNN_DETERMINISTIC) return;
     if (rounds && p->key.dtype == ISO_F32 && p->key.math == ISO_CUDA_MATH_F32) return;
+    if (p->key.dtype == ISO_F16 && !is_product(&p->key, algorithm)) return;
     for (int i = 0; i < p->count; i++)
         if (p->algorithm[i] == algorithm && p->math[i] == with) return;
     if (dnn->call.cudnnSetConvolutionMathType(p->conv, with) != CUDNN_STATUS_SUCCESS) return;

@@ -118,8 +118,8 @@ template <class Real> struct sgd_rule {
     }
 };
 
-// The first update copies the gradient into the momentum buffer: undampened, and nothing is kept of
-// it.
+// The first update with momentum copies the gradient into the momentum buffer: undampened, and
+// nothing is kept of it.
 template <class Real> struct momentum_rule {
     typedef Real real;
     static const int states = 1;

@@ -76,6 +76,11 @@ static iso_status remote_fill_zero(iso_device *self, iso__queue queue, void *mem
     return ISO_OK;
 }
 
+static iso_status remote_flush(iso_device *self) {
+    ISO_TRY(iso__cuda_enter(iso__cuda_of(self)));
+    return iso__cuda_flush(iso__cuda_of(self));
+}
+
 static iso_status remote_test(iso_device *self, iso__device_event *event) {
     ISO_TRY(iso__cuda_enter(iso__cuda_of(self)));
     cudaError_t error = cudaEventQuery(event->cuda);
@@ -108,6 +113,7 @@ void iso__cuda_fill_remote(iso__remote_ops *ops) {
     ops->event_destroy = remote_event_destroy;
     ops->record = remote_record;
     ops->follow = remote_follow;
+    ops->flush = remote_flush;
     ops->copy = remote_copy;
     ops->fill_zero = remote_fill_zero;
     ops->test = remote_test;
