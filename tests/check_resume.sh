@@ -18,7 +18,7 @@ KILLS=${ISO_TEST_KILLS:-5} # of each study; of the presets, which share their co
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..42"
+echo "1..43"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -353,10 +353,18 @@ ${MPICC:-mpicc} -shared -fPIC -o note.so "$root/tests/note_files.c" || exit 1
 rm -f state*
 run_alone env LD_PRELOAD="$work/note.so" NOTE_FILES="$work/notes" "$train" --data images --quiet --model mlp --batch 8 \
     --epochs 2 --checkpoint state --checkpoint-every 20 --log log.synced --tensorboard board
-[ "$status" = 0 ] && awk -v folder="$work" '
+[ "$status" = 0 ] && awk -v folder="$(cd "$work" && pwd -P)" '
     /^fsync .*\/log.synced$/ { log_synced = 1 }
     /^fsync .*\/board\/events/ { board_synced = 1 }
-    /^fsync / && $2 == folder { placed = 1 }
+    /^fsync / && substr($0, 7) == folder { placed = 1 }
     /^rename .*state\.step-[0-9]*$/ { sets++; good += log_synced && board_synced && placed; log_synced = board_synced = 0 }
     END { exit !(sets > 2 && good == sets) }' notes
 result $? "the log is on disk before a state is saved that goes with it"
+
+# A gap in a log is better than work that is lost.
+rm -f state*
+run_alone "$train" --data images --quiet --model mlp --batch 8 --epochs 2 --checkpoint state --checkpoint-every 20 \
+    --log /dev/full --overwrite
+[ "$status" != 0 ] && [ -n "$(newest)" ] &&
+    grep -q 'cannot write log /dev/full: No space left on device: a state is saved without it' stderr
+result $? "a log that cannot be written keeps no state from being saved"

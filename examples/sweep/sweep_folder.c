@@ -74,12 +74,18 @@ iso_status sweep_add_earlier(sweep *self, const report_run *run) {
     return ISO_OK;
 }
 
+// Whether `run` succeeded, and did not begin before `failed` as far as is known.
+static bool succeeded_after(const report_run *run, const report_run *failed) {
+    bool before = run->date && failed->date && strcmp(run->date, failed->date) < 0;
+    return !run->failure && !before && report_same_run(run, failed);
+}
+
 // Whether the report has what came of the run: a run of the list counts as the last attempt.
 static bool is_known(const sweep *self, const report_run *failed) {
     for (int i = 0; i < self->list.count; i++)
         if (self->results[i].name && report_same_run(&self->results[i], failed)) return true;
     for (int i = 0; i < self->earlier_count; i++)
-        if (!self->earlier[i].failure && report_same_run(&self->earlier[i], failed)) return true;
+        if (succeeded_after(&self->earlier[i], failed)) return true;
     return false;
 }
 

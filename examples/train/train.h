@@ -465,9 +465,9 @@ void train_replay_begin(const train_run *run); // logs what a repetition must ha
 iso_status train_log_check(const train_options *options);
 // Local. Opens the outputs of --log and --tensorboard on rank 0.
 iso_status train_log_open(train_run *run);
-// Local. Waits until they are on disk. ISO_ERR_IO if something could not be written.
-iso_status train_log_sync(train_run *run);
-iso_status train_log_close(train_run *run); // likewise, and closes them
+// Local. Waits until they are on disk. Warns if they cannot be written, which closing reports.
+void train_log_sync(train_run *run);
+iso_status train_log_close(train_run *run); // on disk, too
 void train_report_eval(train_run *run, const train_eval *eval);
 void train_report_sync(train_run *run, const train_sync *sync);
 

@@ -118,13 +118,19 @@ iso_status train_log_open(train_run *run) {
     return ISO_OK;
 }
 
-iso_status train_log_sync(train_run *run) {
+static iso_status sync_logs(train_run *run) {
     TRY(iso_json_log_sync(run->log));
     return iso_event_log_sync(run->board.log);
 }
 
+void train_log_sync(train_run *run) {
+    if (sync_logs(run) < 0)
+        fprintf(stderr, "%s: warning: %s: a state is saved without it\n", train_error_name(),
+                iso_last_error()->message);
+}
+
 iso_status train_log_close(train_run *run) {
-    TRY(train_log_sync(run)); // the state of a finished run is saved later
+    (void)sync_logs(run); // closing reports what could not be written
     iso_status status = iso_json_log_close(&run->log);
     if (status < 0) {
         (void)train_error_of_library(status); // keep this message

@@ -75,9 +75,9 @@ iso_status iso_module_load_state_dict(iso_module *module, const iso_state_dict *
 iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *out);
 // As iso_module_load_state_dict. Also replaces lr and all other hyperparameters, as PyTorch does.
 // ISO_ERR_ARG for hyperparameters that PyTorch refuses, ISO_ERR_MISMATCH if the groups differ.
-// A group that lacks maximize, as in files of earlier versions, does not maximize. Numbers of
-// updates may be floating-point, as PyTorch's are. Files of earlier versions lack them. Each
-// parameter then gets its group's number of steps. For SGD without momentum_buffer, as PyTorch
+// With strict, a group that lacks maximize, as in files of earlier versions, does not maximize.
+// Numbers of updates may be floating-point, as PyTorch's are. Files of earlier versions lack them.
+// Each parameter then gets its group's number of steps. For SGD without momentum_buffer, as PyTorch
 // writes it, the next update with momentum is the first one.
 //
 // Two state tensors are optional, because PyTorch's files lack them if the loaded hyperparameters

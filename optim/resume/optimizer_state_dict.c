@@ -238,7 +238,7 @@ static iso_status accept_steps(iso__base_optimizer *core, const iso_state *state
 
 // ---- maximize -----------------------------------------------------------------------------------
 
-// Earlier versions listed it only if it was true.
+// Earlier versions listed it only if it was true, beside all other hyperparameters.
 static iso_status presume_maximize(iso__base_optimizer *core, iso_state_dict *given) {
     char name[NAME_ROOM];
     for (int g = 0; g < core->groups; g++) {
@@ -359,7 +359,7 @@ iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_sta
     ISO_TRY(list_state(optimizer, &core, &state));
     ISO_TRY_GOTO(make_dict(core->module->device, state, &own));
     ISO_TRY_GOTO(accept_steps(core, state, &own, dict, &given));
-    ISO_TRY_GOTO(presume_maximize(core, &given));
+    if (strict) ISO_TRY_GOTO(presume_maximize(core, &given));
     ISO_TRY_GOTO(presume_unused(core, &own, &given));
     ISO_TRY_GOTO(iso__state_dict_match(&own, &given, "optimizer", strict, &found));
     ISO_TRY_GOTO(load_entries(core, state, &own, &given));

@@ -10,18 +10,23 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// File systems that cannot sync folders return EINVAL.
+// Some file systems cannot sync; a folder that may not be read cannot be synced either.
+static bool cannot_sync(int error) {
+    return error == EINVAL || error == ENOTSUP || error == EROFS || error == EACCES;
+}
+
 iso_status iso__sync_folder(const char *what, const char *path) {
     char *folder;
     ISO_TRY(iso__strdup(path, &folder));
     char *slash = strrchr(folder, '/');
     if (slash) slash[slash == folder] = 0;
     int file = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool bad = file < 0 || (fsync(file) != 0 && errno != EINVAL);
+    bool bad = file < 0 || fsync(file) != 0;
     int error = errno;
     if (file >= 0) close(file);
     iso__free(folder);
-    ISO_CHECK(!bad, ISO_ERR_IO, "cannot sync the folder of %s %s: %s", what, path, strerror(error));
+    ISO_CHECK(!bad || cannot_sync(error), ISO_ERR_IO, "cannot sync the folder of %s %s: %s", what,
+              path, strerror(error));
     return ISO_OK;
 }
 
@@ -29,7 +34,8 @@ iso_status iso__sync_stream(FILE *file, const char *what, const char *path, bool
     struct stat info;
     bool known = fstat(fileno(file), &info) == 0;
     if (known && !S_ISREG(info.st_mode)) return ISO_OK;
-    ISO_CHECK(known && fsync(fileno(file)) == 0, ISO_ERR_IO, "cannot write %s %s: %s", what, path,
+    bool bad = !known || fsync(fileno(file)) != 0;
+    ISO_CHECK(!bad || cannot_sync(errno), ISO_ERR_IO, "cannot write %s %s: %s", what, path,
               strerror(errno));
     if (!*placed) ISO_TRY(iso__sync_folder(what, path));
     *placed = true;

@@ -211,7 +211,10 @@ static iso_status check_written(const iso_event_log *self) {
 iso_status iso_event_log_sync(iso_event_log *log) {
     if (!log) return ISO_OK;
     ISO_TRY(check_written(log));
-    return iso__sync_stream(log->file, "the event file", log->path, &log->placed);
+    iso_status status = iso__sync_stream(log->file, "the event file", log->path, &log->placed);
+    if (status < 0) note_error(log, errno);
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 iso_status iso_event_log_close(iso_event_log **log) {

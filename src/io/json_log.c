@@ -134,7 +134,10 @@ iso_status iso_json_log_sync(iso_json_log *log) {
     errno = 0;
     note_error(log, fflush(log->file) == 0 && !ferror(log->file));
     ISO_TRY(check_written(log));
-    return iso__sync_stream(log->file, "log", log->path, &log->placed);
+    iso_status status = iso__sync_stream(log->file, "log", log->path, &log->placed);
+    if (status < 0) note_error(log, false);
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 iso_status iso_json_log_close(iso_json_log **log) {
