@@ -77,6 +77,8 @@ TRAIN_RUN = \
     examples/train/train_error.c \
     examples/train/train_error.h \
     examples/train/train_extend.c \
+    examples/train/train_files.c \
+    examples/train/train_files.h \
     examples/train/train_kernels.c \
     examples/train/train_lock.c \
     examples/train/train_lock.h \

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT
+// Which files a run may write, and which it goes on with.
+#ifndef EXAMPLES_TRAIN_FILES_H
+#define EXAMPLES_TRAIN_FILES_H
+
+#include "train.h"
+
+// Local, on rank 0. Checks whether all outputs can be written, takes the locks of the checkpoints,
+// and refuses files that exist unless --overwrite or --resume allows it.
+iso_status train_files_check(const train_run *run);
+// Whether the run writes to the files that it resumes from.
+bool train_files_continue(const train_options *options);
+
+#endif
