@@ -36,6 +36,7 @@ SCRIPT_TESTS = \
     tests/check_elastic.sh \
     tests/check_faults.sh \
     tests/check_extend.sh \
+    tests/check_files.sh \
     tests/check_fortran.sh \
     tests/check_fuzz.sh \
     tests/check_get_mnist.sh \

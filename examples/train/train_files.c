@@ -74,7 +74,13 @@ iso_status train_files_check(const train_run *run) {
     TRY(train_log_check(o));
     if (o->overwrite) return ISO_OK;
     if (!o->resume) TRY(refuse_file(o->checkpoint_best, "checkpoint-best"));
+    if (!o->resume) TRY(refuse_file(o->trace, "trace"));
     if (o->checkpoint && !train_files_continue(o)) TRY(refuse_sets(o));
     if (!train_files_continue(o)) TRY(refuse_file(o->checkpoint, "checkpoint"));
     return o->resume || o->resume_auto ? ISO_OK : refuse_file(o->log, "log");
+}
+
+iso_status train_files_check_resumed(const train_run *run) {
+    const train_options *o = run->options;
+    return run->world->rank != 0 || o->overwrite ? ISO_OK : refuse_file(o->trace, "trace");
 }

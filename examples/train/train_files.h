@@ -8,6 +8,9 @@
 // Local, on rank 0. Checks whether all outputs can be written, takes the locks of the checkpoints,
 // and refuses files that exist unless --overwrite or --resume allows it.
 iso_status train_files_check(const train_run *run);
+// Local, on all ranks. Refuses an existing trace if a resumed run has steps to make. A finished run
+// writes none: it may be started again.
+iso_status train_files_check_resumed(const train_run *run);
 // Whether the run writes to the files that it resumes from.
 bool train_files_continue(const train_options *options);
 

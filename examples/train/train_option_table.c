@@ -235,7 +235,7 @@ const train_option train_option_table[] = {
        .meaning =
            "write the numbers of the log for TensorBoard, to a new event file in this folder"),
     OF(OUTSIDE, SWITCH("overwrite", overwrite),
-       .meaning = "overwrite an existing log, event files, checkpoint and saved states"),
+       .meaning = "overwrite an existing log, event files, trace, checkpoint and saved states"),
     OF(OUTSIDE, TEXT("trace", trace), .choices = "FILE",
        .meaning = "write a Chrome trace of the first steps (ui.perfetto.dev)"),
 

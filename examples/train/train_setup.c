@@ -208,6 +208,7 @@ iso_status train_setup_shared(train_run *run) {
     // empty log is left.
     if (run->at.finished) return ISO_OK;
     const train_options *o = run->options;
+    if (o->resume) TRY(train_files_check_resumed(run));
     if (o->overwrite && o->checkpoint && !train_files_continue(o))
         TRY(iso_resume_remove(o->checkpoint));
     return train_log_open(run);
