@@ -45,4 +45,41 @@ run_alone "$train" "$@" --steps 1 --trace mine --overwrite
 [ "$status" = 0 ] && grep -q displayTimeUnit mine
 result $? "--overwrite replaces it"
 
+# ---- Outputs that are inputs, or one file ----
+
+protected() { # what holds, input option, output option, arguments...
+    name=$1
+    kept=$2
+    output=$3
+    shift 3
+    refused "$name" "$output .* would overwrite a file of $kept: give another $output$" \
+        "$train" --data images --model mlp --quiet --overwrite --steps 1 "$@"
+}
+mkdir folder
+ln -s ../c folder/link
+ln c hard
+ln -s train-labels-idx1-ubyte images/labels
+protected "a log does not replace the parameters that a run loads" --load --log --load c --log c
+protected "nor by another way to them" --load --log --load c --log folder/../c
+protected "nor by a link to them" --load --trace --load c --trace folder/link
+protected "nor by a hard link" --load --log --load hard --log c
+run_alone "$train" "$@" --steps 60 --sync daso --log replay
+protected "a log does not replace the one that it repeats" --replay --log --sync daso --replay replay --log ./replay
+protected "a trace does not replace data" --data --trace --trace images/train-labels-idx1-ubyte
+protected "nor does a checkpoint" --data --checkpoint --checkpoint images/labels
+protected "a log does not replace a saved state" --resume --log \
+    --checkpoint d --resume c --log ./c.step-000000000003
+protected "nor does a trace replace the checkpoint that a run goes on with" --resume --trace \
+    --checkpoint d --resume c --trace folder/link
+cp c loaded
+run_alone "$train" "$@" --steps 1 --load loaded --checkpoint loaded --overwrite
+[ "$status" = 0 ] && ! cmp -s c loaded
+result $? "a checkpoint may replace the one that the run loaded"
+
+refused "a log and a trace are two files" 'two outputs would go to folder/link: give another --trace$' \
+    "$train" "$@" --overwrite --steps 1 --log c --trace folder/link
+ln -s missing dangling
+refused "also where neither is there" 'two outputs would go to dangling: give another --trace$' \
+    "$train" "$@" --overwrite --steps 1 --log missing --trace dangling
+
 print_plan

@@ -5,8 +5,9 @@
 
 #include "train.h"
 
-// Local, on rank 0. Checks whether all outputs can be written, takes the locks of the checkpoints,
-// and refuses files that exist unless --overwrite or --resume allows it.
+// Local, on rank 0. Refuses an output that is a file which the run reads, or another output. Checks
+// whether all outputs can be written, takes the locks of the checkpoints, and refuses files that
+// exist unless --overwrite or --resume allows it.
 iso_status train_files_check(const train_run *run);
 // Local, on all ranks. Refuses an existing trace if a resumed run has steps to make. A finished run
 // writes none: it may be started again.
