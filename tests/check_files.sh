@@ -82,4 +82,37 @@ ln -s missing dangling
 refused "also where neither is there" 'two outputs would go to dangling: give another --trace$' \
     "$train" "$@" --overwrite --steps 1 --log missing --trace dangling
 
+# ---- Outputs of a run that goes on ----
+
+unchanged() { # what holds, pattern of the sentence, arguments...: only the first run's files grow
+    name=$1
+    sentence=$2
+    shift 2
+    run_alone "$train" --data images --model mlp --quiet --overwrite --steps 1 "$@"
+    [ "$status" = 1 ] && one_sentence train "$sentence" stderr && [ -e c.step-000000000003 ] &&
+        [ "$(ls board)" = "$files" ] && head -n 1 live | grep -q '^{"event":"epoch","epoch":1,'
+    result $? "$name"
+}
+timeout -k 5 120 "$train" "$@" --epochs 1000000 --log live --tensorboard board >first 2>&1 </dev/null &
+job=$!
+tries=0
+until grep -q '"epoch":2' live 2>/dev/null || [ $tries -ge 600 ]; do
+    sleep 0.1
+    tries=$((tries + 1))
+done
+files=$(ls board)
+unchanged "a log that a run writes is not overwritten" \
+    'another process writes the log live: wait until it ends, or give another --log$' --checkpoint c --log live
+unchanged "nor are its event files" \
+    'cannot remove board/events.*: another process writes it: wait until it ends, or give another folder$' \
+    --checkpoint c --tensorboard board
+kill "$job"
+wait "$job"
+job=
+awk '!/^{"event":".*}$/ { bad = 1 } END { exit bad }' live
+result $? "its log is whole"
+run_alone "$train" "$@" --steps 1 --overwrite --log live --tensorboard board
+[ "$status" = 0 ] && [ "$(grep -c . live)" = 2 ] && [ "$(ls board)" != "$files" ] && [ "$(ls board | wc -l)" = 1 ]
+result $? "they are once it has ended"
+
 print_plan

@@ -5,10 +5,13 @@
 #include "train_lock.h"
 
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -165,6 +168,22 @@ static iso_status refuse_file(const char *path, const char *what) {
                        what, path, what);
 }
 
+// Of a run that empties its log: iso_json_log_create locks it like this. Asked early, because event
+// files and states are removed before the log is opened.
+static iso_status refuse_written_log(const train_options *o) {
+    struct stat info;
+    bool anew = o->log && !o->resume && !(o->resume_auto && !o->overwrite);
+    if (!anew || stat(o->log, &info) != 0 || !S_ISREG(info.st_mode)) return ISO_OK;
+    int file = open(o->log, O_WRONLY | O_CLOEXEC);
+    bool written = file >= 0 && flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (file >= 0) close(file);
+    if (!written) return ISO_OK;
+    return train_error(ISO_ERR_STATE,
+                       "another process writes the log %s: wait until it ends, or give another "
+                       "--log",
+                       o->log);
+}
+
 static iso_status take_lock(const char *checkpoint, const char *option) {
     char path[PATH_MAX];
     if (!checkpoint) return ISO_OK;
@@ -184,6 +203,7 @@ iso_status train_files_check(const train_run *run) {
     if (run->locks == 0) TRY(take_lock(o->checkpoint, "--checkpoint"));
     if (run->locks == 0) TRY(take_lock(o->checkpoint_best, "--checkpoint-best"));
     TRY(train_log_check(o));
+    TRY(refuse_written_log(o));
     if (o->overwrite) return ISO_OK;
     if (!o->resume) TRY(refuse_file(o->checkpoint_best, "checkpoint-best"));
     if (!o->resume) TRY(refuse_file(o->trace, "trace"));

@@ -110,6 +110,7 @@ iso_status train_log_open(train_run *run) {
     if (!run->board.log) return status;
     if (status < 0) { // leave no file behind that would be in the way of the next run
         (void)train_error_of_library(status);
+        (void)iso_event_log_close(&run->board.log); // or it counts as a file that is being written
         if (!is_continued(options)) (void)iso_event_log_remove(options->tensorboard);
         return status;
     }

@@ -194,6 +194,17 @@ iso_status train_optimizer_create(train_run *run, iso_optimizer **out) {
     return iso_optimizer_create(kind, run->model, &hyper, out);
 }
 
+// Opens logs and removes old states last: if anything else is wrong, nothing is lost, and no empty
+// log is left.
+static iso_status open_outputs(train_run *run) {
+    const train_options *o = run->options;
+    if (o->resume) TRY(train_files_check_resumed(run));
+    iso_status status = train_log_open(run);
+    if (!o->overwrite || !o->checkpoint || train_files_continue(o)) return status;
+    TRY(iso_comm_agree(run->world->comm, status)); // no rank removes what another one needs
+    return iso_resume_remove(o->checkpoint);
+}
+
 iso_status train_setup_shared(train_run *run) {
     decide_saves(run);
     if (run->options->load) TRY(train_agree_load(run));
@@ -204,14 +215,7 @@ iso_status train_setup_shared(train_run *run) {
     if (run->options->checkpoint) TRY(iso_stop_create(run->world->comm, &run->stop));
     TRY(iso_comm_barrier(run->world->comm)); // a trace begins at the same time on all ranks
     if (run->options->trace) TRY(iso_trace_start(TRACE_SPANS));
-    // Removes old states and opens logs last: if anything else is wrong, nothing is lost, and no
-    // empty log is left.
-    if (run->at.finished) return ISO_OK;
-    const train_options *o = run->options;
-    if (o->resume) TRY(train_files_check_resumed(run));
-    if (o->overwrite && o->checkpoint && !train_files_continue(o))
-        TRY(iso_resume_remove(o->checkpoint));
-    return train_log_open(run);
+    return run->at.finished ? ISO_OK : open_outputs(run);
 }
 
 void train_teardown(train_run *run) {

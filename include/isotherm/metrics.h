@@ -16,8 +16,9 @@ extern "C" {
 
 typedef struct iso_json_log iso_json_log;
 
-// Local. Creates or truncates the file PATH. ISO_ERR_IO names path and reason. PATH NULL: nothing
-// is written, for a log that is only watched.
+// Local. Creates or truncates the file PATH. ISO_ERR_IO names path and reason. ISO_ERR_STATE if
+// another log, also of another process, still writes to it (as flock(2) knows): the file is then
+// unchanged. PATH NULL: nothing is written, for a log that is only watched.
 iso_status iso_json_log_create(const char *path, iso_json_log **out);
 // Local. Opens the log PATH to append to it, or creates it. Removes an incomplete last line.
 // ISO_ERR_FORMAT if that line is not the beginning of an event: the file is then unchanged.
@@ -56,7 +57,8 @@ iso_status iso_event_log_sync(iso_event_log *log);
 // Closes and frees the log. ISO_ERR_IO if any write failed. Accepts a NULL log.
 iso_status iso_event_log_close(iso_event_log **log);
 // Local. count: the number of event files in FOLDER; 0 if there is no such folder. remove: removes
-// them; other files stay.
+// them; other files stay. ISO_ERR_STATE if an event log, also of another process, still writes one
+// of them: all stay.
 iso_status iso_event_log_count(const char *folder, int64_t *out);
 iso_status iso_event_log_remove(const char *folder);
 // To write an event, begin it with its step, add values, and end it: then it is flushed. An event

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Waits until files and their names are on disk.
+// Waits until files and their names are on disk, and keeps other writers away.
 #include "io/durable.h"
 
 #include "base/base.h"
@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -40,4 +41,10 @@ iso_status iso__sync_stream(FILE *file, const char *what, const char *path, bool
     if (!*placed) ISO_TRY(iso__sync_folder(what, path));
     *placed = true;
     return ISO_OK;
+}
+
+bool iso__claim_file(int file) {
+    struct stat info;
+    if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) return true;
+    return flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }

@@ -173,6 +173,7 @@ static iso_status open_new(iso_event_log *self, const char *folder) {
         }
         ISO_CHECK(self->file, ISO_ERR_IO, "cannot create an event file in %s: %s", folder,
                   strerror(errno));
+        (void)iso__claim_file(file); // it is new
     }
     return iso__strdup(path, &self->path);
 }
@@ -230,8 +231,10 @@ iso_status iso_event_log_close(iso_event_log **log) {
 
 // ---- What is in a folder ------------------------------------------------------------------------
 
-// Counts the event files of the folder, or removes them.
-static iso_status walk_files(const char *folder, bool removes, int64_t *count) {
+typedef iso_status (*visitor)(int folder, const char *path, const char *name);
+
+// Counts the event files of the folder. visit: what to do with each of them; NULL: nothing.
+static iso_status walk_files(const char *folder, visitor visit, int64_t *count) {
     DIR *from = opendir(folder);
     const struct dirent *entry;
     *count = 0;
@@ -241,24 +244,40 @@ static iso_status walk_files(const char *folder, bool removes, int64_t *count) {
     while (from && status >= 0 && (entry = readdir(from))) {
         if (strncmp(entry->d_name, PREFIX, strlen(PREFIX)) != 0) continue;
         ++*count;
-        if (removes && unlinkat(dirfd(from), entry->d_name, 0) != 0)
-            status = ISO_FAIL(ISO_ERR_IO, "cannot remove %s/%s: %s", folder, entry->d_name,
-                              strerror(errno));
+        if (visit) status = visit(dirfd(from), folder, entry->d_name);
     }
     if (from) closedir(from);
     return status;
 }
 
+static iso_status refuse_written(int folder, const char *path, const char *name) {
+    int file = openat(folder, name, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    bool free = file < 0 || iso__claim_file(file);
+    if (file >= 0) close(file);
+    ISO_CHECK(free, ISO_ERR_STATE,
+              "cannot remove %s/%s: another process writes it: wait until it ends, or give another "
+              "folder",
+              path, name);
+    return ISO_OK;
+}
+
+static iso_status remove_file(int folder, const char *path, const char *name) {
+    ISO_CHECK(unlinkat(folder, name, 0) == 0, ISO_ERR_IO, "cannot remove %s/%s: %s", path, name,
+              strerror(errno));
+    return ISO_OK;
+}
+
 iso_status iso_event_log_count(const char *folder, int64_t *out) {
     int64_t count;
-    ISO_TRY(walk_files(folder, false, &count));
+    ISO_TRY(walk_files(folder, NULL, &count));
     *out = count;
     return ISO_OK;
 }
 
 iso_status iso_event_log_remove(const char *folder) {
     int64_t count;
-    return walk_files(folder, true, &count);
+    ISO_TRY(walk_files(folder, refuse_written, &count));
+    return walk_files(folder, remove_file, &count);
 }
 
 // ---- Events -------------------------------------------------------------------------------------

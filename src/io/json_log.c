@@ -66,22 +66,36 @@ static iso_status drop_half_line(int file, const char *path) {
     return ISO_OK;
 }
 
+// Empties a file that nobody else writes.
+static iso_status start_empty(int file, const char *path) {
+    struct stat info;
+    ISO_CHECK(iso__claim_file(file), ISO_ERR_STATE,
+              "cannot write log %s: another process writes it: wait until it ends, or give another "
+              "file",
+              path);
+    bool good = fstat(file, &info) == 0 && (!S_ISREG(info.st_mode) || ftruncate(file, 0) == 0);
+    ISO_CHECK(good && fcntl(file, F_SETFL, O_APPEND) == 0, ISO_ERR_IO, "cannot create log %s: %s",
+              path, strerror(errno));
+    return ISO_OK;
+}
+
 // Opening a pipe would wait for a reader, who may never come.
 static iso_status open_anew(const char *path, FILE **out) {
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_CLOEXEC, 0666);
+    int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666);
     ISO_CHECK(file >= 0 || errno != ENXIO, ISO_ERR_IO,
               "cannot write log %s: nobody reads this pipe: start its reader first", path);
     ISO_CHECK(file >= 0, ISO_ERR_IO, "cannot create log %s: %s", path, strerror(errno));
-    bool good = fcntl(file, F_SETFL, 0) == 0 && (*out = fdopen(file, "w"));
-    int error = errno;
-    if (!good) close(file);
-    ISO_CHECK(good, ISO_ERR_IO, "cannot create log %s: %s", path, strerror(error));
-    return ISO_OK;
+    iso_status status = start_empty(file, path);
+    if (status >= 0 && !(*out = fdopen(file, "a")))
+        status = ISO_FAIL(ISO_ERR_IO, "cannot create log %s: %s", path, strerror(errno));
+    if (status < 0) close(file);
+    return status;
 }
 
 static iso_status open_to_append(const char *path, FILE **out) {
     int file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     ISO_CHECK(file >= 0, ISO_ERR_IO, "cannot open log %s: %s", path, strerror(errno));
+    (void)iso__claim_file(file); // lines of several writers follow each other
     iso_status status = drop_half_line(file, path);
     if (status >= 0 && !(*out = fdopen(file, "a")))
         status = ISO_FAIL(ISO_ERR_IO, "cannot open log %s: %s", path, strerror(errno));

@@ -173,7 +173,10 @@ Test(event_log, each_log_is_a_file_of_its_own) {
     cr_assert_eq(iso_event_log_count(folder, &files), ISO_OK);
     cr_assert_eq(files, 0);
     for (int i = 0; i < 3; i++) cr_assert_eq(iso_event_log_create(folder, &log[i]), ISO_OK);
-    for (int i = 0; i < 3; i++) cr_assert_eq(iso_event_log_close(&log[i]), ISO_OK);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(iso_event_log_remove(folder), ISO_ERR_STATE, "while one is being written");
+        cr_assert_eq(iso_event_log_close(&log[i]), ISO_OK);
+    }
     cr_assert_eq(iso_event_log_count(folder, &files), ISO_OK);
     cr_assert_eq(files, 3);
     scratch_write("new/folder/mine", "", 0);

@@ -133,6 +133,27 @@ Test(json_log, names_a_path_that_cannot_be_created) {
               iso_last_error()->message);
 }
 
+Test(json_log, does_not_empty_what_another_log_writes) {
+    iso_json_log *log = create_log(), *other = NULL;
+    iso_json_begin(log, "a");
+    iso_json_end(log);
+    cr_assert_eq(iso_json_log_create(scratch_path("log"), &other), ISO_ERR_STATE);
+    cr_assert_null(other);
+    cr_assert(strstr(iso_last_error()->message, "another process writes it"), "%s",
+              iso_last_error()->message);
+    cr_assert_eq(iso_json_log_append(scratch_path("log"), &other), ISO_OK);
+    iso_json_begin(other, "b");
+    iso_json_end(other);
+    cr_assert_eq(iso_json_log_close(&other), ISO_OK);
+    iso_json_begin(log, "c");
+    iso_json_end(log);
+    cr_assert_eq(iso_json_log_close(&log), ISO_OK);
+    expect_text("{\"event\":\"a\"}\n{\"event\":\"b\"}\n{\"event\":\"c\"}\n");
+    log = create_log();
+    cr_assert_eq(iso_json_log_close(&log), ISO_OK);
+    expect_text("");
+}
+
 Test(json_log, reports_a_full_disk_when_closed) {
     iso_json_log *log;
     if (access("/dev/full", W_OK) != 0) cr_skip_test("there is no /dev/full");
