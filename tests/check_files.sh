@@ -84,6 +84,19 @@ refused "also where neither is there" 'two outputs would go to dangling: give an
 
 # ---- Outputs of a run that goes on ----
 
+wait_for() { # file
+    tries=0
+    until [ -s "$1" ] || [ $tries -ge 600 ]; do
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+    [ -s "$1" ]
+}
+end_job() {
+    kill "$job"
+    wait "$job"
+    job=
+}
 unchanged() { # what holds, pattern of the sentence, arguments...: only the first run's files grow
     name=$1
     sentence=$2
@@ -95,24 +108,37 @@ unchanged() { # what holds, pattern of the sentence, arguments...: only the firs
 }
 timeout -k 5 120 "$train" "$@" --epochs 1000000 --log live --tensorboard board >first 2>&1 </dev/null &
 job=$!
-tries=0
-until grep -q '"epoch":2' live 2>/dev/null || [ $tries -ge 600 ]; do
-    sleep 0.1
-    tries=$((tries + 1))
-done
+wait_for live && until grep -q '"epoch":2' live; do sleep 0.1; done
 files=$(ls board)
 unchanged "a log that a run writes is not overwritten" \
     'another process writes the log live: wait until it ends, or give another --log$' --checkpoint c --log live
 unchanged "nor are its event files" \
     'cannot remove board/events.*: another process writes it: wait until it ends, or give another folder$' \
     --checkpoint c --tensorboard board
-kill "$job"
-wait "$job"
-job=
+end_job
 awk '!/^{"event":".*}$/ { bad = 1 } END { exit bad }' live
 result $? "its log is whole"
 run_alone "$train" "$@" --steps 1 --overwrite --log live --tensorboard board
 [ "$status" = 0 ] && [ "$(grep -c . live)" = 2 ] && [ "$(ls board)" != "$files" ] && [ "$(ls board | wc -l)" = 1 ]
 result $? "they are once it has ended"
+
+rm -f c c.* folder/link
+ln -s ../c folder/link
+timeout -k 5 120 "$train" "$@" --epochs 1000000 --checkpoint c >first 2>&1 </dev/null &
+job=$!
+wait_for c
+run_alone "$train" "$@" --steps 1 --checkpoint folder/link --overwrite
+[ "$status" = 1 ] && one_sentence train 'another training run writes folder/link: process .* remove folder/../c.lock' stderr
+result $? "a link does not get around the lock of a checkpoint"
+end_job
+timeout -k 5 120 "$train" "$@" --epochs 1000000 --checkpoint folder/link --overwrite >first 2>&1 </dev/null &
+job=$!
+wait_for c.lock
+run_alone "$train" "$@" --steps 1 --checkpoint c --overwrite
+[ "$status" = 1 ] && one_sentence train 'another training run writes c: process ' stderr
+result $? "nor does what it leads to, if a run writes by the link"
+end_job
+[ ! -e c.lock ] && [ -L folder/link ]
+result $? "the lock goes with its run"
 
 print_plan

@@ -44,14 +44,14 @@ static bool is_same_name(const char *a, const char *b) {
 // Follows a chain of links, whose end need not exist. A name that becomes too long is cut off.
 static void follow_links(const char *path, char out[PATH_MAX]) {
     enum { MOST = 40 }; // as the system follows
-    char target[PATH_MAX], folder[PATH_MAX], whole[2 * PATH_MAX];
+    char target[PATH_MAX], whole[2 * PATH_MAX];
     snprintf(out, PATH_MAX, "%s", path);
     for (int i = 0; i < MOST; i++) {
         ssize_t length = readlink(out, target, sizeof(target) - 1);
         if (length < 0) return;
         target[length] = 0;
-        folder_of(out, folder);
-        snprintf(whole, sizeof(whole), "%s/%s", target[0] == '/' ? "" : folder, target);
+        int folder = target[0] == '/' ? 0 : (int)(name_in_folder(out) - out);
+        snprintf(whole, sizeof(whole), "%.*s%s", folder, out, target);
         snprintf(out, PATH_MAX, "%.*s", PATH_MAX - 1, whole);
     }
 }
@@ -184,10 +184,12 @@ static iso_status refuse_written_log(const train_options *o) {
                        o->log);
 }
 
+// Beside the file itself: links to it share its lock.
 static iso_status take_lock(const char *checkpoint, const char *option) {
-    char path[PATH_MAX];
+    char path[PATH_MAX], file[PATH_MAX];
     if (!checkpoint) return ISO_OK;
-    if (snprintf(path, sizeof(path), "%s.lock", checkpoint) >= PATH_MAX)
+    follow_links(checkpoint, file);
+    if (snprintf(path, sizeof(path), "%s.lock", file) >= PATH_MAX)
         return train_error(ISO_ERR_ARG, "the value of %s is too long: %.80s...", option,
                            checkpoint);
     return train_lock_take(&(train_lock){checkpoint, path, "training run", option});
