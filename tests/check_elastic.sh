@@ -247,7 +247,7 @@ begin a b
 : >down.b
 pretend --min-ranks 2 --max-restarts 1
 [ "$status" = 1 ] && [ ! -e starts ] &&
-    says 'gives up after 1 restart without a new saved state: the hosts that answer (a) have room for 1 rank, and --min-ranks is 2'
+    says 'gives up after 1 restart without a new saved state: the hosts that answer (a) have room for 1 rank, and --min-ranks is 2; no answer from b'
 result $? "it gives up if too few hosts answer"
 
 own=$(uname -n)
@@ -280,6 +280,54 @@ start --mpirun "sh pretend" --state state --grace 0 --max-ranks 6 --global-batch
 finish
 [ "$status" = 0 ] && [ "$(tr '\n' ' ' <starts)" = '4 a:4 4 a:4 ' ] && says 'status 137 after step 4' && settles || good=1
 result $good "a launcher that hangs after a host or its ranks are lost is ended"
+
+# ---- The list of hosts ----
+
+# At the first start; with a launcher that would succeed.
+refused_list() { # sentence, lines of the file...
+    sentence=$1
+    shift
+    rm -rf starts
+    printf '0 -\n' >plan
+    [ $# = 0 ] || printf '%s\n' "$@" >hosts
+    run_alone "$elastic" --hostfile hosts --probe true --mpirun "sh pretend" --state state -- program
+    cat stdout stderr >output
+    [ "$status" = 1 ] && one_sentence elastic "$sentence" stderr && [ ! -e starts ] && [ -z "$(ls tmp)" ] || good=1
+}
+good=0
+rm -f hosts
+refused_list 'cannot read --hostfile hosts: No such file or directory: give a file with a line NAME slots=N for each host$'
+: >hosts
+refused_list 'the file of --hostfile, hosts, names no host: write a line NAME slots=N for each host$'
+refused_list 'the file of --hostfile, hosts, names no host: ' '# a slots=2' ''
+refused_list 'hosts, line 2: "b slots=x" is no host: write NAME slots=N$' 'a' 'b slots=x'
+refused_list 'hosts, line 1: "localhost:2" is no host: write localhost slots=2$' 'localhost:2'
+refused_list 'hosts, line 3: "slots=2" is no host: ' '' '' 'slots=2'
+refused_list 'hosts, line 1: "a 2" is no host: ' 'a 2 # cores'
+refused_list 'hosts, line 1: "a b" is no host: ' 'a b'
+result $good "a list of hosts that is missing, empty or malformed is refused at once"
+
+begin 'localhost slots = 2' 'fe80::1 slots=1 max_slots = 3' "$(printf '\tc max-slots=2 slots =4\r')"
+printf '0 -\n' >plan
+pretend
+[ "$status" = 0 ] && [ "$(cat starts)" = '7 localhost:2,fe80::1:1,c:4' ]
+result $? "lists may be written as Open MPI reads them"
+
+begin a
+printf 'hangs 4\n0 -\n' >plan
+start --mpirun "sh pretend" --state state -- program
+comes test -s starts && hosts a 'b slots=x' && comes says 'cannot check the hosts: hosts, line 2: "b slots=x" is no host' &&
+    sleep 2 && hosts a b && comes says 'the hosts have changed'
+finish
+[ "$status" = 0 ] && [ "$(tr '\n' ' ' <starts)" = '1 a:1 2 a:1,b:1 ' ] && [ "$(grep -c 'cannot check' output)" = 1 ]
+good=$?
+begin a
+printf '137 4\n0 -\n' >plan
+sed 's/^read/rm -f hosts; read/' pretend >pretend.b
+start --mpirun "sh pretend.b" --state state --max-restarts 1 -- program
+finish
+[ "$status" = 137 ] && says 'gives up after 1 restart' && says 'cannot read --hostfile hosts: No such file' || good=1
+result $good "one that is damaged during a run is read again, and the reason is told"
 
 # ---- The command line ----
 

@@ -142,27 +142,61 @@ check_options "$@"
 
 ASK_S=10 # seconds that a host has to answer
 
-# Into $scratch/listed; without a list, mpirun's own choice is a host named "-". Returns 1 if the list cannot be had.
-read_hosts() {
-    if [ -n "$hostfile" ]; then
-        cat "$hostfile" >"$scratch/lines" 2>/dev/null || return 1
-    elif [ -n "$hosts_command" ]; then
-        timeout -k 2 30 sh -c "$hosts_command" >"$scratch/lines" </dev/null &
-        wait $! || return 1 # which a signal ends at once
-    else
-        echo "- slots=$most" >"$scratch/lines"
-    fi
-    awk '
+# Reads lines "NAME [slots=N]" into $scratch/listed, without the hosts that are left out. Returns 1, and sets $problem,
+# if there is no host, or a line is malformed.
+parse_hosts() { # what names the hosts, with and without a line
+    code=0
+    awk -v problem="$scratch/problem" '
         FILENAME == ARGV[1] { out[$1]; next }
-        { sub(/#.*/, "") }
-        NF && !($1 in out) {
+        { sub(/\r$/, ""); sub(/#.*/, ""); text = $0; gsub(/[ \t]*=[ \t]*/, "=") }
+        !NF { next }
+        {
+            bad = $1 ~ /=/ || $1 ~ /^[^:]*:[0-9]+$/
             slots = 1
-            for (i = 2; i <= NF; i++) if ($i ~ /^slots=[0-9]+$/) slots = substr($i, 7)
+            for (i = 2; i <= NF; i++)
+                if ($i ~ /^slots=[0-9]+$/) slots = substr($i, 7)
+                else if ($i !~ /^(max[-_]slots|slots[-_]max)=[0-9]+$/) bad = 1
+        }
+        bad {
+            gsub(/^[ \t]+|[ \t]+$/, "", text)
+            hint = "NAME slots=N"
+            if (NF == 1 && split($1, part, ":") == 2 && part[1] != "") hint = part[1] " slots=" part[2]
+            printf "line %d: \"%.60s\" is no host: write %s\n", FNR, text, hint >problem
+            exit
+        }
+        { named = 1 }
+        !($1 in out) {
             if (!($1 in sum)) name[++count] = $1
             sum[$1] += slots
         }
-        END { for (i = 1; i <= count; i++) if (sum[name[i]] > 0) print name[i], sum[name[i]] }' \
-        "$scratch/left_out" "$scratch/lines" >"$scratch/listed"
+        END {
+            if (bad) exit 1
+            if (!named) exit 2
+            for (i = 1; i <= count; i++) if (sum[name[i]] > 0) print name[i], sum[name[i]]
+        }' "$scratch/left_out" "$scratch/lines" >"$scratch/listed" || code=$?
+    case $code in
+    1) problem="$1, $(cat "$scratch/problem")" ;;
+    2) problem="$2 names no host: write a line NAME slots=N for each host" ;;
+    esac
+    [ $code = 0 ]
+}
+# Without a list, mpirun's own choice is a host named "-". Returns 1, and sets $problem, if the list cannot be had.
+read_hosts() {
+    if [ -n "$hostfile" ]; then
+        if ! problem=$(cat "$hostfile" 2>&1 >"$scratch/lines"); then
+            problem="cannot read --hostfile $hostfile: ${problem##*: }: give a file with a line NAME slots=N for each host"
+            return 1
+        fi
+        parse_hosts "$hostfile" "the file of --hostfile, $hostfile,"
+    elif [ -n "$hosts_command" ]; then
+        timeout -k 2 30 sh -c "$hosts_command" >"$scratch/lines" </dev/null &
+        code=0
+        wait $! || code=$? # which a signal ends at once
+        problem="the command of --hosts-command failed with status $code"
+        [ $code = 0 ] && parse_hosts "output of --hosts-command" "the command of --hosts-command"
+    else
+        echo "- $most" >"$scratch/listed"
+    fi
 }
 # Takes the place of the process that calls it.
 ask_host() { # name
@@ -230,7 +264,12 @@ is_ending() {
         grep -q 'the job ends here by MPI_Abort' "$scratch/said" 2>/dev/null
 }
 check_hosts() {
-    read_hosts || return 0 # perhaps next time
+    if ! read_hosts; then # perhaps next time
+        [ "$problem" = "$told" ] || say "cannot check the hosts: $problem"
+        told=$problem
+        return 0
+    fi
+    told=
     find_answering "$scratch/listed" "$scratch/there"
     awk '
         FILENAME == ARGV[1] { listed[$1]; next }
@@ -257,7 +296,7 @@ move_run() {
 }
 watch_run() {
     exec 7<"$scratch/line" 8>&-
-    second='' elapsed=0 deadline=''
+    second='' elapsed=0 deadline='' told=''
     : >"$scratch/missed"
     trap : HUP TERM USR1
     trap stop_watch USR2
@@ -411,10 +450,11 @@ judge_run() {
     [ -e "$scratch/moving" ] && [ $status = 75 ] && counts=no
     return 0
 }
-# Returns 1 if there are too few.
+# Returns 1 if there are too few. At the first start, ends this program if the file of hosts is wrong.
 choose_hosts() {
     if ! read_hosts; then
-        why="the list of hosts cannot be read"
+        why=$problem
+        [ -z "$hostfile" ] || [ $((started + failures)) -gt 0 ] || fail "$why"
         return 1
     fi
     find_answering "$scratch/listed" "$scratch/there"
@@ -422,6 +462,8 @@ choose_hosts() {
     ranks=$planned
     [ "$ranks" -lt "$least" ] || return 0
     why="the hosts that answer ($(names_in "$scratch/there")) have room for $(count_of "$ranks" rank), and --min-ranks is $least"
+    awk 'FILENAME == ARGV[1] { there[$1]; next } !($1 in there)' "$scratch/there" "$scratch/listed" >"$scratch/silent"
+    [ ! -s "$scratch/silent" ] || why="$why; no answer from $(names_in "$scratch/silent")"
     return 1
 }
 wait_before_restart() {
