@@ -397,6 +397,31 @@ holds "a log whose summary has no numbers is not believed" omits_half_logs
 refused "a shard that is not there" '--shard 3/3: give I/N' --shard 3/3 -- "a: --sync lazy"
 refused "a shard without runs" '--shard 2/3 has no run: the list has only 2' --shard 2/3 --seeds 1,2 -- "a: --sync lazy"
 
+# ---- Folders of others ----
+
+# Whether a sweep, and a report, refuse the folder and change nothing in it.
+spares() { # file
+    cp -r own own.before
+    run_alone "$sweep" --out own --model mlp --steps 1 -- "lazy: --sync lazy"
+    is_refused "own has a file $1 that no sweep has written: give another --out, or move it away$" && diff -r own own.before || return 1
+    run_alone "$sweep" --report twin2 --out own
+    is_refused "own has a file $1 that no sweep has written: " && diff -r own own.before && rm -r own own.before
+}
+mkdir own
+echo 'name,time' >own/runs.csv
+holds "a sweep does not replace a table of the user's" spares runs.csv
+mkdir own
+echo '<html>mine</html>' >own/report.html
+echo '{"event":"epoch","epoch":1}' >own/train.jsonl
+holds "nor a page, beside a log of train" spares report.html
+mkdir own
+echo mine >own/notes
+cp twin2/m.jsonl own
+echo mine >own/runs.csv
+takes_own() { run_alone "$sweep" --report own && [ "$status" = 0 ] && run_alone "$sweep" --report twin2 --out only &&
+    rm only/*.csv && run_alone "$sweep" --report twin2 --out only && [ "$status" = 0 ]; }
+holds "it does in a folder with logs or a page of a sweep" takes_own
+
 # ---- A list without runs of the folder ----
 
 # shellcheck disable=SC2086

@@ -38,26 +38,30 @@ static iso_status write_file(const report_groups *all, const report_figures *fig
     return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(error));
 }
 
+static const struct {
+    const char *name;
+    void (*table)(FILE *to, const report_groups *all);
+} file[] = {{"points.csv", report_write_points},
+            {"syncs.csv", report_write_syncs},
+            {"runs.csv", report_write_runs},
+            {"modes.csv", report_write_modes},
+            {"comparisons.csv", report_write_comparisons},
+            {"predictions.csv", report_write_predicted},
+            {"report.html", NULL}};
+enum { FILES = sizeof(file) / sizeof(*file) };
+
+const char *report_file(int i) { return i < FILES ? file[i].name : NULL; }
+
 static void remove_file(const char *folder, const char *name) {
     char path[PATH_MAX];
     if (snprintf(path, sizeof(path), "%s/%s", folder, name) < PATH_MAX) unlink(path);
 }
 
 static iso_status write_all(const report_groups *all, const char *folder) {
-    static const struct {
-        const char *name;
-        void (*table)(FILE *to, const report_groups *all);
-    } file[] = {{"points.csv", report_write_points},
-                {"syncs.csv", report_write_syncs},
-                {"runs.csv", report_write_runs},
-                {"modes.csv", report_write_modes},
-                {"comparisons.csv", report_write_comparisons},
-                {"predictions.csv", report_write_predicted},
-                {"report.html", NULL}};
     report_figures figures;
     iso_status status = ISO_OK;
     report_figures_make(all, folder, &figures);
-    for (size_t i = 0; i < sizeof(file) / sizeof(*file) && status == ISO_OK; i++)
+    for (int i = 0; i < FILES && status == ISO_OK; i++)
         if (file[i].table == report_write_predicted && !(all->study->network.rate > 0))
             remove_file(folder, file[i].name); // of an earlier report
         else

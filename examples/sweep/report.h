@@ -92,5 +92,7 @@ bool report_same_run(const report_run *a, const report_run *b);
 // figures to folder/figures, each file completely or not at all. Without gnuplot, only the
 // scripts of the figures are written, and the page says so in their place.
 iso_status report_write(const report *study, const char *folder);
+// The names of these files, without figures; NULL if i is too large.
+const char *report_file(int i);
 
 #endif

@@ -46,12 +46,17 @@ iso_status sweep_options_report(sweep *self, int argc, char **argv, char ***fold
 
 // ---- sweep_folder.c ----
 
+#define SWEEP_TITLE "Strategies of synchronisation compared" // of the page
+
 // length: of the file's name without its ending.
 typedef iso_status (*sweep_take_file)(sweep *self, const char *folder, const char *file,
                                       size_t length);
 // Local. Calls take for each file of the folder that is named as a result, in the order of names.
 // Leaves out a failure of a run that succeeded later.
 iso_status sweep_folder_scan(const char *folder, sweep_take_file take, sweep *self);
+// Local. ISO_ERR_STATE if a report would replace files in a folder without the page of a sweep and
+// without a log of its runs.
+iso_status sweep_folder_check(const char *folder);
 // Local. Returns false, with a message on standard error, for a file that is no result of a sweep.
 // The caller frees *out.
 bool sweep_folder_read(const char *folder, const char *file, size_t length, report_run *out);

@@ -41,6 +41,52 @@ iso_status sweep_folder_scan(const char *folder, sweep_take_file take, sweep *se
     return status;
 }
 
+// ---- Folders of others --------------------------------------------------------------------------
+
+static bool has_page(const char *folder) {
+    char path[PATH_MAX], text[1024];
+    if (snprintf(path, sizeof(path), "%s/report.html", folder) >= PATH_MAX) return false;
+    FILE *from = fopen(path, "r");
+    if (!from) return false;
+    text[fread(text, 1, sizeof(text) - 1, from)] = 0;
+    fclose(from);
+    return strstr(text, "<title>" SWEEP_TITLE "</title>") != NULL;
+}
+
+// A log of train has no settings.
+static bool has_log(const char *folder) {
+    char path[PATH_MAX];
+    struct dirent **found = NULL;
+    int count = scandir(folder, &found, is_result, alphasort);
+    bool has = false;
+    for (int i = 0; i < count; i++) {
+        int length = snprintf(path, sizeof(path), "%s/%s", folder, found[i]->d_name);
+        char *settings = has || length >= PATH_MAX ? NULL : report_log_settings(path);
+        has = has || settings;
+        free(settings);
+        free(found[i]);
+    }
+    free(found);
+    return has;
+}
+
+iso_status sweep_folder_check(const char *folder) {
+    char path[PATH_MAX];
+    const char *name;
+    for (int i = 0; (name = report_file(i)); i++) {
+        int length = snprintf(path, sizeof(path), "%s/%s", folder, name);
+        if (length >= PATH_MAX || access(path, F_OK) != 0) continue;
+        if (has_page(folder) || has_log(folder)) return ISO_OK;
+        return train_error(ISO_ERR_STATE,
+                           "%s has a file %s that no sweep has written: give another --out, or "
+                           "move it away",
+                           folder, name);
+    }
+    return ISO_OK;
+}
+
+// ---- Results ------------------------------------------------------------------------------------
+
 // Whether a file of this name holds the run: NAME or NAME-seedN.
 static bool is_file_of(const report_run *run, const char *file, size_t length) {
     char seeded[SWEEP_NAME + 32];

@@ -202,6 +202,7 @@ iso_status sweep_store_take_folder(const sweep *self) {
     if (stat(self->folder, &info) == 0 && !S_ISDIR(info.st_mode))
         return train_error(ISO_ERR_IO, "%s exists and is not a folder: give another --out",
                            self->folder);
+    TRY(sweep_folder_check(self->folder));
     snprintf(probe, sizeof(probe), "%s/report.html", self->folder);
     TRY(train_output_check(probe, "report"));
     return take_lock(self);
@@ -243,7 +244,7 @@ static void add_listed(report *study, const sweep *self, int run) {
 }
 
 iso_status sweep_report(const sweep *self) {
-    report study = {.title = "Strategies of synchronisation compared",
+    report study = {.title = SWEEP_TITLE,
                     .target = self->target,
                     .baseline = baseline_of(self),
                     .network = self->network,
