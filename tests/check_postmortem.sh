@@ -47,6 +47,11 @@ for kind in behind wrapped; do
     [ "$(grep -c '^Behind' stdout)" = 1 ]
     result $? "and no other rank ($kind)"
 done
+made woke
+says "a rank that was stopped and woke at the end is named" '^Stopped: rank 1 \(host0\): rank 0 found it stopped by a signal$' \
+    records
+[ "$(grep -cE '^(Stopped|Behind|Not waiting|Silent)' stdout)" = 1 ] && ! grep -q '^All ranks have started' stdout
+result $? "and nothing else is said to be wrong"
 made torn
 says "incomplete entries and wild numbers are passed over" '^3 ranks, 3 records' records
 says "and so they are in the list of entries" 'posted +0 +3 +64  x+[.]{3}$' records --entries 1
@@ -111,11 +116,10 @@ start 4 && kill -STOP "$pid"
 status=0
 wait $job || status=$?
 run_alone "$postmortem" records
-# If it had started all that the others have, they wait for its share of the work; if it waited itself, it alone does
-# not time out.
-[ "$(grep -cE '^(Behind|Not waiting|Silent): rank 1 ' stdout)" = 1 ] &&
-    [ "$(grep -cE '^(Behind|Not waiting|Silent)' stdout)" = 1 ]
+# They say where it is, too: behind, or, if it had started all that they have, not waiting.
+grep -qE '^(Stopped|Behind|Not waiting|Silent): rank 1 ' stdout && ! grep -qE '^(Stopped|Behind|Not waiting|Silent): rank [02] ' stdout
 result $? "a rank that is stopped is named, and no other"
+says "the others have found out what it was" '^Stopped: rank 1 .*: rank [02] found it stopped by a signal$' records
 says "the ranks that timed out have left stacks" '^Rank 0, stack at: rank 0 of 3 waited 4 s' records --stacks
 # While the job hangs: the operating system knows the processes of this host.
 export ISO_STALL_WARN=1

@@ -3,7 +3,7 @@
 // FOLDER CASE same: all ranks have started the same. differs: exchange 3 differs on rank 1. behind:
 // rank 2 lacks two exchanges and a call. torn: as same, with incomplete entries and wild numbers.
 // earlier: as same, of another job, an hour before. wrapped: as behind, but the ring holds only the
-// end.
+// end. woke: as same, and all have timed out: rank 0 found rank 1 stopped, which woke at the end.
 #include <isotherm/recorder.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -81,6 +81,15 @@ static void tear(void) {
     memset(file.reason, 'z', sizeof(file.reason));
 }
 
+static void time_out(int rank) {
+    file.failed_code = ISO_ERR_TIMEOUT;
+    file.failed_ns = start + (rank == 1 ? 13 : 12) * second;
+    snprintf(file.reason, sizeof(file.reason), "rank %d of 3 waited 8 s for a barrier%s", rank,
+             rank == 0   ? ": rank 1 on host0 is stopped by a signal (ISO_TIMEOUT sets the limit)"
+             : rank == 1 ? ": the process of rank 0 on host0 has ended"
+                         : "");
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) return EXIT_FAILURE;
     bool earlier = strcmp(argv[2], "earlier") == 0;
@@ -90,6 +99,7 @@ int main(int argc, char **argv) {
         begin(rank, earlier ? start - 3600 * second : start, earlier ? 1 : 2);
         fill(rank, argv[2]);
         if (strcmp(argv[2], "torn") == 0) tear();
+        if (strcmp(argv[2], "woke") == 0) time_out(rank);
         FILE *to = fopen(path, "wb");
         if (!to || fwrite(&file, sizeof(file), 1, to) != 1 || fclose(to) != 0) return EXIT_FAILURE;
     }

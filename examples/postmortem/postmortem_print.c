@@ -163,6 +163,32 @@ static int print_stopped(const job *j, FILE *to) {
     return found;
 }
 
+// A rank whose reason says that rank r was stopped: with ISO_TIMEOUT, those that wait find out. -1:
+// none.
+static int witness_of(const job *j, int r) {
+    char words[96];
+    snprintf(words, sizeof(words), "rank %d on %.24s is stopped by a signal", r,
+             j->rank[r].file->host);
+    for (int q = 0; q < j->size; q++)
+        if (j->rank[q].file && j->rank[q].file->failed_ns && strstr(j->rank[q].file->reason, words))
+            return q;
+    return -1;
+}
+
+// Ranks that others found stopped. The launcher wakes them in order to end them: then they, too,
+// may time out.
+static int print_found_stopped(const job *j, FILE *to) {
+    int found = 0;
+    for (int r = 0; r < j->size; r++) {
+        int witness = j->rank[r].file && !is_stopped(j, &j->rank[r]) ? witness_of(j, r) : -1;
+        if (witness < 0) continue;
+        fprintf(to, "Stopped: rank %d (%s): rank %d found it stopped by a signal\n", r,
+                j->rank[r].file->host, witness);
+        found++;
+    }
+    return found;
+}
+
 // Ranks that waited as long as others, but did not time out as these did.
 static int print_silent(const job *j, FILE *to) {
     int timed_out = 0, silent = 0;
@@ -209,7 +235,8 @@ void job_print(const job *j, FILE *to) {
     print_ranks(j, to);
     fputc('\n', to);
     print_divergence(j, to);
-    int dead = print_dead(j, to) + print_stopped(j, to), behind = print_gaps(j, dead == 0, to);
+    int dead = print_dead(j, to) + print_stopped(j, to) + print_found_stopped(j, to);
+    int behind = print_gaps(j, dead == 0, to);
     if (dead + behind == 0) behind = print_busy(j, to);
     if (dead + behind == 0) behind = print_silent(j, to);
     print_missing(j, to);
