@@ -56,6 +56,22 @@ static iso_reducer *make_reducer(iso_sync sync, size_t bucket_bytes) {
     return r;
 }
 
+Test(np1_reducer, says_which_calls_say_how_to_update) {
+    iso_reducer_param params[PARAMS];
+    iso_reducer *r = NULL;
+    double lr = 1;
+    describe(params);
+    iso_assert_ok(iso_reducer_create(test_comm, params, PARAMS, NULL, &r));
+    for (int i = 0; i < PARAMS; i++) iso_assert_ok(iso_reducer_param_needed(r, i));
+    for (int i = PARAMS - 1; i >= 0; i--) iso_assert_ok(iso_reducer_grad_ready(r, i));
+    cr_expect_eq(iso_reducer_step(r, &lr), ISO_ERR_STATE);
+    const char *said = iso_last_error()->message;
+    cr_expect(strstr(said, "iso_reducer_set_apply") && strstr(said, "iso_reducer_set_update") &&
+                  strstr(said, "iso_reducer_set_optimizer"),
+              "%s", said);
+    iso_reducer_destroy(&r);
+}
+
 // Gradients are whole numbers, and their sum is divided by a power of two or multiplied back, so
 // that what is expected is exact.
 static float gradient_of(int rank, int step, int i) { return (float)((rank + 1) * (step + 1) + i); }

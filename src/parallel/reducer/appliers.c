@@ -198,7 +198,9 @@ int iso__appliers_count(const iso__appliers *a) {
 iso_status iso__appliers_find(const iso__appliers *a, int *id) {
     int count = iso__appliers_count(a);
     ISO_CHECK(count > 0, ISO_ERR_STATE,
-              "no function updates these parameters: set one with iso_reducer_set_apply first");
+              "nothing updates these parameters: call iso_reducer_set_update or "
+              "iso_reducer_set_apply for a function of yours, or iso_reducer_set_optimizer for one "
+              "of the library's, before the first step");
     ISO_CHECK(*id != ISO_REDUCER_ONLY || count == 1, ISO_ERR_STATE,
               "%d optimizers update these parameters: say which one is meant, by the id that "
               "iso_reducer_add_apply gave (iso_reducer_step_of)",
