@@ -82,6 +82,7 @@ iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso
 // mpi_f08.
 iso_status iso_comm_create_fortran(int mpi_comm, const iso_comm_config *config, iso_comm **out);
 iso_comm *iso_comm_retain(iso_comm *comm);
+// Gives one reference back, and sets *comm to NULL. Does nothing if comm or *comm is NULL.
 void iso_comm_destroy(iso_comm **comm);
 
 int iso_comm_rank(const iso_comm *comm);

@@ -47,8 +47,8 @@ static void close_streams(iso_comm *comm) {
 }
 
 void iso_comm_destroy(iso_comm **pointer) {
-    iso_comm *comm = *pointer;
-    *pointer = NULL;
+    iso_comm *comm = pointer ? *pointer : NULL;
+    if (pointer) *pointer = NULL;
     if (!comm || --comm->references > 0) return;
     iso__comm_forget(comm);
     if (comm->lost) return; // MPI still uses it: freeing it would crash, here or in MPI_Finalize

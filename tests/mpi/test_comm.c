@@ -23,6 +23,13 @@ TestSuite(np1_life, .init = test_mpi_setup_bare, .timeout = 60);
 TestSuite(np2_life, .init = test_mpi_setup_bare, .timeout = 60);
 TestSuite(np3_life, .init = test_mpi_setup_bare, .timeout = 60);
 
+Test(np1_comm, nothing_can_be_destroyed) {
+    iso_comm *none = NULL;
+    iso_comm_destroy(&none);
+    iso_comm_destroy(NULL);
+    cr_expect_null(none);
+}
+
 static float value_of(int rank, int exchange, size_t i) {
     return (float)((rank + 1) * (exchange % 7 + 1)) + (float)(i % 5);
 }
