@@ -10,6 +10,7 @@ root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 . "$root/tests/program_tests.sh"
 . "$root/tests/idx_files.sh"
 need_launcher
+build=$PWD
 mnist=$PWD/bin/mnist
 mnist_daso=$PWD/bin/mnist-daso
 own_arrays=$PWD/bin/own-arrays
@@ -362,6 +363,11 @@ ISO_NODE_COLLECTIVE=pigeons
 export ISO_NODE_COLLECTIVE
 refused 2 "an unknown way to sum in a node" 'ISO_NODE_COLLECTIVE is "pigeons": give auto, nccl, nccl-all, shm or mpi' \
     --data good
+if ! grep -q '^#define ISO_HAVE_NCCL' "$build/config.h"; then
+    ISO_NODE_COLLECTIVE=nccl
+    refused 2 "NCCL in a build without it" 'ISO_NODE_COLLECTIVE is nccl, but this build has no NCCL .*: set it to auto' \
+        --data good
+fi
 unset ISO_NODE_COLLECTIVE
 refused 2 "nothing to resume" 'no saved state nowhere.step' --data good --resume nowhere
 refused 2 "a file of the saved state" 'no saved state c.step-000000000020.step.*: give the path without .step-000000000020' \

@@ -60,7 +60,7 @@ void iso__comm_unshare(iso_comm *comm, void *memory);
 bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
 
 // The value of ISO_NODE_COLLECTIVE; ISO_ERR_ARG if it is invalid. NCCL and NCCL_ALL apply to memory
-// of GPUs; for other memory they mean AUTO.
+// of GPUs; for other memory they mean AUTO. Without NCCL in the build, exchange refuses them.
 enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL, ISO_NODE_NCCL_ALL };
 iso_status iso__node_collective(int *out);
 // Collective (hosts.c). The first finds which ranks are on the same host, so that they may share

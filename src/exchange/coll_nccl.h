@@ -24,6 +24,8 @@
 
 typedef struct iso__nccl iso__nccl;
 
+// Whether this build can use NCCL.
+bool iso__nccl_is_built(void);
 // Collective over comm; each rank must have its own CUDA device. Retains both. ISO_ERR_UNSUPPORTED
 // on every rank if NCCL cannot be used; the message gives the reason: NCCL is missing, or two ranks
 // share a GPU (which NCCL allows only if NCCL_HOSTID makes them look like two hosts).

@@ -310,6 +310,8 @@ static bool all_are_through(iso__nccl *n) {
     return vote != 0;
 }
 
+bool iso__nccl_is_built(void) { return true; }
+
 void iso__nccl_destroy(iso__nccl **pointer) {
     iso__nccl *n = *pointer;
     *pointer = NULL;

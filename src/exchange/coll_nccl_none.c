@@ -2,6 +2,8 @@
 // Stands in for NCCL in builds without it.
 #include "exchange/coll_nccl.h"
 
+bool iso__nccl_is_built(void) { return false; }
+
 iso_status iso__nccl_create(iso_comm *comm, iso_device *device, iso__nccl **out) {
     (void)comm, (void)device, (void)out;
     return ISO_FAIL(ISO_ERR_UNSUPPORTED, "this build has no NCCL (configure --with-nccl)");

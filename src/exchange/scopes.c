@@ -64,10 +64,14 @@ enum { NCCL_WITHIN, NCCL_BETWEEN, ZERO_IN_NODES, WANTS };
 static iso_status prefer_nccl(const iso__scopes *s, int64_t wants[WANTS]) {
     int mode;
     ISO_TRY(iso__node_collective(&mode));
+    bool asked = mode == ISO_NODE_NCCL || mode == ISO_NODE_NCCL_ALL;
+    ISO_CHECK(!asked || iso__nccl_is_built() || iso_comm_size(s->world) == 1, ISO_ERR_UNSUPPORTED,
+              "ISO_NODE_COLLECTIVE is %s, but this build has no NCCL (configure --with-nccl): set "
+              "it to auto, shm or mpi",
+              mode == ISO_NODE_NCCL ? "nccl" : "nccl-all");
     bool may = s->exchanges && !s->sparse && !s->zero && s->device &&
                strcmp(s->device->ops->name, "cuda") == 0;
-    wants[NCCL_WITHIN] =
-        may && (mode == ISO_NODE_AUTO || mode == ISO_NODE_NCCL || mode == ISO_NODE_NCCL_ALL);
+    wants[NCCL_WITHIN] = may && (mode == ISO_NODE_AUTO || asked);
     wants[NCCL_BETWEEN] = may && mode == ISO_NODE_NCCL_ALL && !s->converts;
     wants[ZERO_IN_NODES] = s->in_nodes;
     return ISO_OK;
