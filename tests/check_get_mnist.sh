@@ -131,8 +131,20 @@ for tool in curl wget; do
     cp damaged/t10k-images-idx3-ubyte.gz new
     rm new/train-labels-idx1-ubyte.gz
     run --sums sums --mirror "$url/good/" new
-    [ "$status" = 0 ] && whole new && [ "$(grep -c fetching stdout)" = 2 ]
-    result $? "fetches what is damaged or missing$with"
+    old=new/t10k-images-idx3-ubyte.gz.old
+    [ "$status" = 0 ] && [ "$(grep -c fetching stdout)" = 2 ] && cmp -s damaged/t10k-images-idx3-ubyte.gz $old &&
+        grep -q "^t10k-images-idx3-ubyte.gz: the file that was here, with another SHA-256, is now $old$" stdout
+    good=$?
+    cp $old new/t10k-images-idx3-ubyte.gz
+    run --sums sums --mirror "$url/good/" new
+    [ "$status" = 1 ] && cmp -s $old new/t10k-images-idx3-ubyte.gz &&
+        grep -q "^get-mnist: new/t10k-images.* has another SHA-256 .* and $old exists: remove one of them, or give another folder$" stderr ||
+        good=1
+    rm $old
+    run --sums sums --mirror "$url/good/" new
+    rm $old
+    [ "$status" = 0 ] && whole new || good=1
+    result $good "fetches what is damaged or missing, and keeps what was there$with"
     rm -rf new
 
     run --sums sums --mirror "$nobody" --mirror "$url/lacking" --mirror "$url/damaged" \

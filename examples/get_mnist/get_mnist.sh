@@ -15,7 +15,8 @@ Downloads MNIST or Fashion-MNIST into a folder: get-mnist [OPTION]... FOLDER
   --help          print this text
   --version       print the version
 
-Files that are in the folder with the right checksum are not downloaded again. Needs curl or wget.
+Files that are in the folder with the right checksum are not downloaded again. One with another checksum is renamed to
+NAME.old. Needs curl or wget.
 END
 }
 
@@ -183,7 +184,15 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 1' HUP INT TERM
 
+# It may be the user's own data set.
+keep_old() { # name
+    [ -e "$folder/$1" ] || return 0
+    mv "$folder/$1" "$folder/$1.old" 2>/dev/null || fail "cannot write $folder/$1.old"
+    say "$1: the file that was here, with another SHA-256, is now $folder/$1.old"
+}
 fetch_one() { # name, SHA-256
+    [ ! -e "$folder/$1" ] || [ ! -e "$folder/$1.old" ] ||
+        fail "$folder/$1 has another SHA-256 than $title's, and $folder/$1.old exists: remove one of them, or give another folder"
     part=$folder/.$1.$$
     reasons=
     advice=
@@ -194,6 +203,7 @@ fetch_one() { # name, SHA-256
         case $? in
         0)
             if is_sound "$part" "$2"; then
+                keep_old "$1"
                 mv -f "$part" "$folder/$1" 2>/dev/null || fail "cannot write $folder/$1"
                 return
             fi
