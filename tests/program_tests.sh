@@ -62,7 +62,8 @@ fails_on_full_output() { # name, program, arguments...
     [ -c /dev/full ] || return 0
     status=0
     timeout -k 5 "$limit" "$@" >/dev/full 2>stderr </dev/null || status=$?
-    has_failed && [ "$(wc -l <stderr)" = 1 ] && grep -q "^$name: cannot write to standard output: " stderr
+    has_failed && [ "$(wc -l <stderr)" = 1 ] &&
+        grep -qE "^$name: cannot write to standard output: (No space left on device|is the disk full\?)$" stderr
 }
 # It failed, and nobody had to end it.
 has_failed() { [ "$status" != 0 ] && [ "$status" != 124 ] && [ "$status" != 137 ]; }

@@ -10,15 +10,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 bool usage_is_help(const char *argument) {
     return strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0;
 }
 
+// Whoever flushed before has lost the reason of an earlier failure. Writing more tells it, if it
+// still holds.
 const char *usage_output_problem(void) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return NULL;
-    return errno ? strerror(errno) : "an earlier write failed";
+    if (errno || write(STDOUT_FILENO, "\n", 1) < 0) return strerror(errno);
+    return "an earlier write failed";
 }
 
 void usage_check(int argc, char **argv, int most, const char *program, const char *text) {
