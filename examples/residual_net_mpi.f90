@@ -171,7 +171,7 @@ program residual_net
     call start()
     call MPI_Init_thread(MPI_THREAD_MULTIPLE, k)
     call iso_check(iso_comm_create(MPI_COMM_WORLD%MPI_VAL, comm))
-    if (mod(batch, iso_comm_size(comm)) /= 0) error stop 'error: ranks must divide 60'
+    call iso_require(mod(batch, iso_comm_size(comm)) == 0, 'ranks must divide 60')
     rows = batch / iso_comm_size(comm); first = rows * iso_comm_rank(comm)
     call iso_check(iso_reducer_create(comm, [ &
         iso_param_f32(param%input, inputs * width, in, grad%input), &

@@ -68,7 +68,8 @@ refuses_ranks() { # parallel program
     on_ranks 7 "$1" >"$work/lazy" 2>&1
     refused=$?
     cat "$work/lazy"
-    [ "$refused" != 0 ] && grep -q '[Ee]rror.*: ranks must divide 60' "$work/lazy" && ! grep -q loss "$work/lazy"
+    [ "$refused" != 0 ] && grep -qE '^error( on rank [0-9])?: ranks must divide 60$' "$work/lazy" &&
+        ! grep -qE 'loss|ERROR STOP|Backtrace' "$work/lazy"
 }
 on_all_ranks() { # parallel program, serial program, name, ranks...
     parallel=$1 serial=$2 in=$3

@@ -340,7 +340,7 @@ module isotherm
         type(c_ptr) :: handle = c_null_ptr
     end type
 
-    public :: iso_check, iso_param_f32, iso_param_f64, iso_update_offset
+    public :: iso_check, iso_require, iso_param_f32, iso_param_f64, iso_update_offset
     public :: iso_hyper_default, iso_reducer_set_optimizer, iso_optimizer_step, &
         iso_optimizer_zero_grad, iso_optimizer_destroy, iso_optimizer_hyper, &
         iso_optimizer_groups, iso_optimizer_group_hyper
@@ -456,6 +456,10 @@ module isotherm
         type(c_ptr) function c_last_error() bind(c, name='iso_last_error')
             import
         end function
+        subroutine c_exit(code) bind(c, name='exit')
+            import
+            integer(c_int), value :: code
+        end subroutine
         integer(c_int) function c_error_set(code, text) bind(c, name='iso_error_set_text')
             import
             integer(c_int), value :: code
@@ -713,7 +717,14 @@ contains
         integer(c_int), intent(in) :: status
         if (status >= 0) return
         call iso_error_print()
-        error stop
+        call c_exit(1_c_int) ! error stop would print the stack of every rank
+    end subroutine
+
+    ! The same for a condition of the program: if it does not hold, text is the error.
+    subroutine iso_require(holds, text)
+        logical, intent(in) :: holds
+        character(*), intent(in) :: text
+        if (.not. holds) call iso_check(iso_error_set(ISO_ERR_ARG, text))
     end subroutine
 
     integer(c_int) function iso_error_set(code, text) result(status)
