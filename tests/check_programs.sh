@@ -500,6 +500,14 @@ result $? "a period that is reached is not warned of"
 strategy "trains with a period that is never reached" 2 1 --sync localsgd --period 40
 grep -q 'warning: --period 40 is not shorter than the 40 steps in which ranks train apart' stderr
 result $? "a period that is never reached is warned of"
+set -- "$train" --model mlp --steps 5 --quiet --warmup-lr-steps
+run_anew 1 "$@" 4
+[ "$status" = 0 ] && ! grep 'warning: --warmup-lr-steps' stderr
+result $? "a warm-up of the learning rate that ends within the run is not warned of"
+run_anew 2 "$@" 5
+[ "$status" = 0 ] &&
+    [ "$(grep -c '^train: warning: --warmup-lr-steps 5 does not end within the 5 steps of the run: .* give fewer$' stderr)" = 1 ]
+result $? "one that does not is warned of, once"
 strategy "trains with local SGD at the standard period" 2 5 --sync localsgd
 tail -n 1 "$out/log" | grep -q '"period":8,"period_requested":"auto"'
 result $? "a period that is not given was not requested"

@@ -74,6 +74,16 @@ static iso_status set_plateau(train_run *run) {
     return is_schedule(run, "plateau") ? iso_lr_plateau_init(&run->plateau, &config) : ISO_OK;
 }
 
+static void warn_of_warmup(const train_run *run) {
+    if (run->schedule.warmup_steps < run->steps || run->world->rank != 0) return;
+    fprintf(stderr,
+            "%s: warning: --warmup-lr-steps %lld does not end within the %lld step%s of the run: "
+            "the learning rate does not reach that of --lr, and --schedule has no effect: give "
+            "fewer\n",
+            train_error_name(), (long long)run->schedule.warmup_steps, (long long)run->steps,
+            run->steps == 1 ? "" : "s");
+}
+
 iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, double lr) {
     const train_options *o = run->options;
     iso_schedule_kind kind = ISO_SCHEDULE_CONSTANT; // lowered on plateaus
@@ -82,6 +92,7 @@ iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, do
     if (!is_schedule(run, "plateau")) TRY(iso_schedule_kind_parse(o->schedule, &kind));
     run->schedule = iso_schedule_default(kind, lr, steps);
     run->schedule.warmup_steps = warmup;
+    if (warmup > 0) warn_of_warmup(run);
     run->lr = lr;
     run->lr_factor = 1;
     if (!isnan(o->gamma)) run->schedule.gamma = o->gamma;
