@@ -8,7 +8,7 @@
 // Gradients that are back are averages, even if only some ranks used the parameter. A parameter
 // that no rank used has no gradient.
 static iso_status finish_gradients(iso__data_parallel *self) {
-    ISO_TRY(iso_reducer_finish(self->reducer));
+    ISO_TRY(iso__reducer_finish(self->reducer));
     for (int i = 0; self->any_asked && i < self->trainable_count; i++) {
         if (!self->asked[i]) continue;
         if (iso__reducer_was_unused(self->reducer, i)) self->trainable[i]->grad_valid = false;

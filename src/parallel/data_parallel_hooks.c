@@ -94,7 +94,7 @@ iso_status iso__data_parallel_other_ready(const iso_pieces *pieces, const iso_pa
 
 iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k) {
     const iso__cut *cut = iso_container_of(pieces, iso__cut, pieces);
-    return iso_reducer_piece_needed(cut->owner->reducer, cut->slot, k);
+    return iso__reducer_piece_needed(cut->owner->reducer, cut->slot, k);
 }
 
 // Modules without children get hooks even if they have no parameters, in order to poll.

@@ -54,6 +54,7 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/reducer_create.c \
     src/parallel/reducer/reducer_impl.h \
     src/parallel/reducer/reducer_layers.c \
+    src/parallel/reducer/reducer_wait.c \
     src/parallel/reducer/reducer_rebuild.c \
     src/parallel/reducer/reducer_update.c \
     src/parallel/reducer/reducer_values.c \

@@ -10,31 +10,6 @@ enum { NOBODY = -1 };
 
 // ---- Gradients --------------------------------------------------------------------------------------
 
-// A device may hold work back, for which kernels of the program would not wait.
-static iso_status flush(const iso_reducer *r) {
-    return r->store.device ? iso__store_remote(&r->store)->flush(r->store.device) : ISO_OK;
-}
-
-iso_status iso__reducer_param_needed(iso_reducer *r, int i) {
-    ISO_TRY(iso__layout_check(&r->layout, i, 0));
-    return iso__round_param_needed(r->round, i);
-}
-
-iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
-    ISO_TRY(iso__reducer_param_needed(r, i));
-    return flush(r);
-}
-
-iso_status iso_reducer_piece_needed(iso_reducer *r, int i, int k) {
-    ISO_TRY(iso__layout_check(&r->layout, i, k));
-    return iso__round_piece_needed(r->round, i, k);
-}
-
-iso_status iso_reducer_finish(iso_reducer *r) {
-    ISO_TRY(iso__round_finish(r->round));
-    return flush(r);
-}
-
 iso_status iso_reducer_shadow(iso_reducer *r) {
     ISO_TRY(iso__round_shadow(r->round));
     r->alone = false;
@@ -113,27 +88,27 @@ iso_status iso_reducer_get_sum(iso_reducer *r, int k, double *sum) {
 iso_status iso_reducer_add_apply(iso_reducer *r, const int *params, int count,
                                  iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id) {
     ISO_CHECK(apply, ISO_ERR_ARG, "an optimizer needs a function that updates");
-    ISO_TRY(iso_reducer_finish(r));
+    ISO_TRY(iso__reducer_finish(r));
     return iso__appliers_add(r->appliers, params, count, apply, hyper_bytes, user, id);
 }
 
 iso_status iso_reducer_set_apply_piece(iso_reducer *r, int id, iso_reducer_apply_piece apply) {
     ISO_TRY(iso__appliers_find(r->appliers, &id));
-    ISO_TRY(iso_reducer_finish(r));
+    ISO_TRY(iso__reducer_finish(r));
     iso__appliers_set_piece(r->appliers, id, apply);
     return ISO_OK;
 }
 
 iso_status iso__reducer_set_halves(iso_reducer *r, int id, const iso__reducer_halves *halves) {
     ISO_TRY(iso__appliers_find(r->appliers, &id));
-    ISO_TRY(iso_reducer_finish(r));
+    ISO_TRY(iso__reducer_finish(r));
     iso__appliers_set_halves(r->appliers, id, halves);
     return ISO_OK;
 }
 
 iso_status iso_reducer_remove_apply(iso_reducer *r, int id) {
     ISO_TRY(iso__appliers_find(r->appliers, &id));
-    iso_status status = iso_reducer_finish(r);
+    iso_status status = iso__reducer_finish(r);
     iso__appliers_remove(r->appliers, id); // even on failure, because its owner may be freed
     if (r->only == id) r->only = NOBODY;
     ISO_TRY(status);
@@ -230,10 +205,10 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
     // Pending updates of the previous step need its hyperparameters, so complete them first. Also
     // complete a list of which some buckets are already back.
     bool partly = iso__appliers_have_list(a, id) && !iso__round_is_whole(r->round);
-    if (iso__appliers_have_stepped(a, id) || partly) ISO_TRY(iso_reducer_finish(r));
+    if (iso__appliers_have_stepped(a, id) || partly) ISO_TRY(iso__reducer_finish(r));
     ISO_TRY(have_gradients(r, id));
     if (r->values) ISO_TRY(iso__value_shards_expire(r->values));
-    if (iso__appliers_are_direct(a)) ISO_TRY(iso_reducer_finish(r));
+    if (iso__appliers_are_direct(a)) ISO_TRY(iso__reducer_finish(r));
     iso__appliers_freeze(a, id, hyper);
     iso__round_list_used(r->round);
     r->steps++;
@@ -247,7 +222,7 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
         iso__appliers_mark(a, id);
     ISO_TRY(iso__round_share(r->round)); // even after an error: other ranks wait for these values
     ISO_TRY(updated);
-    if (!gains_by_waiting(r)) return iso_reducer_finish(r);
+    if (!gains_by_waiting(r)) return iso__reducer_finish(r);
     // With a device, wait until the gradients can travel without this rank's program. The next
     // forward would wait for the same.
     return iso__round_flush(r->round);
@@ -257,7 +232,7 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
 static iso_status plan_order(iso_reducer *r, iso_status mine) {
     if (r->scope != ISO_SCOPE_WORLD) return ISO_OK;
     if (!iso__planner_is_due(r->planner, r->transport, iso__round_lists(r->round))) return ISO_OK;
-    iso_status finished = iso_reducer_finish(r);
+    iso_status finished = iso__reducer_finish(r);
     return iso__planner_plan(r->planner, r->transport, mine < 0 ? mine : finished);
 }
 
@@ -305,7 +280,7 @@ static iso_status check_shares(const iso_reducer *r, iso_scope scope) {
 iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope) {
     ISO_TRY(iso__scope_check(scope));
     ISO_TRY(check_shares(r, scope));
-    ISO_TRY(iso_reducer_finish(r));
+    ISO_TRY(iso__reducer_finish(r));
     if (!r->scopes_made) ISO_TRY(iso__scopes_make_all(r->scopes, &r->setup));
     r->scopes_made = true;
     return iso__reducer_choose_scope(r, scope);

@@ -67,9 +67,11 @@ const iso_comm_hook *iso__reducer_hook(const iso_reducer *r); // borrowed
 // ---- Scope ------------------------------------------------------------------------------------------
 
 iso_scope iso__reducer_scope(const iso_reducer *r);
-// As iso_reducer_param_needed, for work that goes through the library: a device may hold updates
-// back.
+// As iso_reducer_param_needed, iso_reducer_piece_needed and iso_reducer_finish, for work that goes
+// through the library: a device may still hold updates back.
 iso_status iso__reducer_param_needed(iso_reducer *r, int i);
+iso_status iso__reducer_piece_needed(iso_reducer *r, int i, int k);
+iso_status iso__reducer_finish(iso_reducer *r);
 // Collective. Completes pending work first. The next backward is averaged over this scope. The
 // first call creates what all scopes need, so later calls, in the middle of a run, create nothing.
 iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope);

@@ -409,7 +409,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
 static void finish_quietly(iso_reducer *r) {
     iso_error before = *iso_last_error();
     iso__round_excuse(r->round, true); // an abandoned backward may lack gradients
-    iso_status status = iso_reducer_finish(r);
+    iso_status status = iso__reducer_finish(r);
     if (r->values && status == ISO_OK) status = iso__value_shards_settle(r->values);
     if (status < 0) iso__log_new_error(&before, "while completing pending exchanges");
 }

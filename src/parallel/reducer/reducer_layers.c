@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Reports gradients, one by one or those of a layer; awaits a layer; finds and describes
-// parameters.
+// Reports gradients, one by one or those of a layer; finds and describes parameters.
 #include "parallel/reducer/reducer_impl.h"
 
 iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
@@ -29,14 +28,6 @@ iso_status iso_reducer_layer_ready(iso_reducer *r, int layer) {
         if (reported || !iso__round_param_is_ready(r->round, i))
             ISO_TRY(iso__round_grad_ready(r->round, i)); // if all are reported, the error
     }
-    return ISO_OK;
-}
-
-iso_status iso_reducer_layer_needed(iso_reducer *r, int layer) {
-    const iso__layer *of;
-    ISO_TRY(iso__layout_find_layer(&r->layout, layer, &of));
-    for (int k = of->first; k < of->end; k++)
-        ISO_TRY(iso__round_param_needed(r->round, r->layout.by_layer[k]));
     return ISO_OK;
 }
 

@@ -60,7 +60,7 @@ void iso__reducer_release_values(iso_reducer *r, int bucket) {
 
 iso_status iso__reducer_gather_values(iso_reducer *r) {
     if (!r->values) return ISO_OK;
-    if (!r->in_backward) ISO_TRY(iso_reducer_finish(r));
+    if (!r->in_backward) ISO_TRY(iso__reducer_finish(r));
     return iso__value_shards_gather(r->values);
 }
 
