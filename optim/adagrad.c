@@ -29,6 +29,7 @@ static iso_status update_piece(const iso__base_optimizer *self, const iso__piece
         .eps = hyper->eps,
         .weight_decay = hyper->weight_decay,
         .scale = scale,
+        .to = piece->to,
     };
     return iso__kernels(piece->tensor)
         ->adagrad(piece->tensor->device, piece->count, &args, gradient, piece->value,

@@ -30,6 +30,7 @@ static iso_status update_piece(const iso__base_optimizer *self, const iso__piece
         .correction1 = 1 - pow(hyper->beta1, t),
         .correction2_sqrt = sqrt(1 - pow(hyper->beta2, t)),
         .decoupled = self->base.ops == &iso__rule_adamw.ops,
+        .to = piece->to,
     };
     return iso__kernels(piece->tensor)
         ->adam(piece->tensor->device, piece->count, &args, gradient, piece->value,

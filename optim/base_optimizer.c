@@ -101,18 +101,17 @@ static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, in
     return ISO_OK;
 }
 
-// In host memory updates and rounds block by block, so that the data stay in the cache; kernels
-// there do not fail in the middle of an update.
+// Updates and rounds block by block, so that the data stay in the cache. This is for host memory,
+// whose kernels do not fail in the middle of an update.
 static iso_status apply_rounded(const iso__base_optimizer *self, const piece_update *u,
                                 const float *gradient, double scale, const iso_hyper *hyper) {
     enum { BLOCK = 8192 };
     const iso__rule *rule = iso__rule_of(self);
     iso_device *device = self->module->device;
-    bool undivided = rule->whole || !device->ops->host_memory;
     iso__piece block = u->piece;
     char *rounded = u->rounded;
     for (int64_t left = u->piece.count; left > 0; left -= block.count) {
-        block.count = left < BLOCK || undivided ? left : BLOCK;
+        block.count = left < BLOCK || rule->whole ? left : BLOCK;
         ISO_TRY(iso__master_take(device, u->type, block.count, rounded, block.value));
         ISO_TRY(rule->apply(self, &block, gradient, scale, hyper));
         ISO_TRY(iso__master_round(device, u->type, block.count, block.value, rounded));
@@ -126,8 +125,11 @@ static iso_status apply_rounded(const iso__base_optimizer *self, const piece_upd
 
 static iso_status apply_piece(const iso__base_optimizer *self, const piece_update *u,
                               const void *gradient, double scale, const iso_hyper *hyper) {
-    if (u->rounded) return apply_rounded(self, u, gradient, scale, hyper);
-    return iso__rule_of(self)->apply(self, &u->piece, gradient, scale, hyper);
+    iso__piece piece = u->piece;
+    bool itself = self->module->device->ops->rounds_updates;
+    if (u->rounded && !itself) return apply_rounded(self, u, gradient, scale, hyper);
+    if (u->rounded) piece.to = (iso__rounded_to){u->rounded, u->type};
+    return iso__rule_of(self)->apply(self, &piece, gradient, scale, hyper);
 }
 
 static iso_status measure_piece(const iso__base_optimizer *self, const piece_update *u,

@@ -17,6 +17,7 @@ static iso__lamb_args args_of(const iso__piece *piece, double scale, const iso_h
         .scale = scale,
         .correction1 = 1 - pow(hyper->beta1, t),
         .correction2_sqrt = sqrt(1 - pow(hyper->beta2, t)),
+        .to = piece->to,
     };
 }
 

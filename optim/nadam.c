@@ -31,6 +31,7 @@ static iso_status update_piece(const iso__base_optimizer *self, const iso__piece
         .weight_decay = hyper->weight_decay,
         .scale = scale,
         .correction2 = 1 - pow(hyper->beta2, (double)piece->step),
+        .to = piece->to,
     };
     return iso__kernels(piece->tensor)
         ->nadam(piece->tensor->device, piece->count, &args, gradient, piece->value,

@@ -30,8 +30,9 @@ typedef struct iso__piece {
     void *value;              // the parameter, or its master weights
     int64_t count;
     size_t state_offset; // bytes, in each kind's arena
-    int64_t step;   // the number of this update of the parameter, from 1, if its rule counts it
-    double product; // of the rule's factors, including that of this update
+    int64_t step;       // the number of this update of the parameter, from 1, if its rule counts it
+    double product;     // of the rule's factors, including that of this update
+    iso__rounded_to to; // its 16-bit elements, if the device rounds in the update
 } iso__piece;
 
 // A group of parameters, except group 0.

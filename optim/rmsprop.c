@@ -31,6 +31,7 @@ static iso_status update_piece(const iso__base_optimizer *self, const iso__piece
         .momentum = hyper->momentum,
         .weight_decay = hyper->weight_decay,
         .scale = scale,
+        .to = piece->to,
     };
     void *momentum = hyper->momentum != 0 ? iso__piece_state(self, piece, 1) : NULL;
     void *grad_avg = hyper->centered ? iso__piece_state(self, piece, 2) : NULL;

@@ -31,6 +31,7 @@ static iso_status update_piece(const iso__base_optimizer *self, const iso__piece
         .scale = scale,
         .nesterov = hyper->nesterov,
         .first = piece->step == 1,
+        .to = piece->to,
     };
     void *momentum = hyper->momentum != 0 ? iso__piece_state(self, piece, 0) : NULL;
     return iso__kernels(piece->tensor)

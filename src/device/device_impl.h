@@ -27,11 +27,20 @@ typedef struct iso__dropout_draw {
     bool channels; // one draw per (row, channel) instead of per element
 } iso__dropout_draw;
 
+// A parameter of 16 bits whose master weights an update changes: the update first takes them anew
+// where the value is not the rounded master weight (iso_device_ops.take_master), and rounds them to
+// the value at the end. value NULL: there is none. Only for devices with rounds_updates.
+typedef struct iso__rounded_to {
+    void *value;
+    iso_dtype dtype; // bf16 or f16
+} iso__rounded_to;
+
 // One element-wise update over `count` elements of the gradient g * scale (see optim.h for the
 // meaning).
 typedef struct iso__sgd_args {
     double lr, momentum, dampening, weight_decay, scale;
     bool nesterov, first; // first: momentum buffer = gradient (torch.optim.SGD)
+    iso__rounded_to to;
 } iso__sgd_args;
 typedef struct iso__adam_args {
     double lr, beta1, beta2, eps, weight_decay, scale;
@@ -39,25 +48,31 @@ typedef struct iso__adam_args {
                          // 1.3e-5
     double correction1, correction2_sqrt; // 1 - beta1^t, sqrt(1 - beta2^t)
     bool decoupled;                       // AdamW
+    iso__rounded_to to;
 } iso__adam_args;
 typedef struct iso__adadelta_args {
     double lr, rho, eps, weight_decay, scale;
+    iso__rounded_to to;
 } iso__adadelta_args;
 typedef struct iso__adagrad_args {
     double lr, eps, weight_decay, scale; // lr: after its decay
+    iso__rounded_to to;
 } iso__adagrad_args;
 typedef struct iso__rmsprop_args {
     double lr, alpha, eps, momentum, weight_decay, scale;
     double rest; // 1 - alpha, rounded last
+    iso__rounded_to to;
 } iso__rmsprop_args;
 typedef struct iso__nadam_args {
     double of_gradient, of_moment; // factors of the gradient and of the first moment in the update
     double beta1, beta2, rest1, rest2, eps, weight_decay, scale;
     double correction2; // 1 - beta2^t
+    iso__rounded_to to;
 } iso__nadam_args;
 typedef struct iso__lamb_args {
     double lr, beta1, beta2, eps, weight_decay, scale;
     double rest1, rest2, correction1, correction2_sqrt; // as adam's
+    iso__rounded_to to;
 } iso__lamb_args;
 
 // Each of N sequences has L queries, and S = `keys` keys and values, with the heads side by side in
@@ -145,7 +160,8 @@ typedef struct iso__remote_ops {
 
 typedef struct iso_device_ops {
     const char *name;
-    bool host_memory;              // the host may read and write data of logical tensors in place
+    bool rounds_updates; // updates take iso__rounded_to, except lamb_measure and lamb_step
+    bool host_memory;    // the host may read and write data of logical tensors in place
     const iso__remote_ops *remote; // NULL if host_memory
     void (*destroy)(iso_device *self);
 

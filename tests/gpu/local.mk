@@ -32,6 +32,10 @@ tests_gpu_cuda_multi_tensor_unit_SOURCES = tests/gpu/test_cuda_multi_tensor.c te
 GPU_TESTS += tests/gpu/cuda_multi_tensor_order.unit
 UNIT_TESTS += tests/gpu/cuda_multi_tensor_order.unit
 tests_gpu_cuda_multi_tensor_order_unit_SOURCES = tests/gpu/test_cuda_multi_tensor_order.c tests/gpu/multi_tensor_fixture.c tests/gpu/multi_tensor_fixture.h
+GPU_TESTS += tests/gpu/cuda_rounded_updates.unit
+UNIT_TESTS += tests/gpu/cuda_rounded_updates.unit
+tests_gpu_cuda_rounded_updates_unit_SOURCES = tests/gpu/test_cuda_rounded_updates.c \
+    tests/gpu/multi_tensor_fixture.c tests/gpu/multi_tensor_fixture.h
 GPU_TESTS += tests/gpu/cuda_tune.unit
 UNIT_TESTS += tests/gpu/cuda_tune.unit
 tests_gpu_cuda_tune_unit_SOURCES = tests/gpu/test_cuda_tune.c tests/gpu/conv_problem.c tests/gpu/conv_problem.h

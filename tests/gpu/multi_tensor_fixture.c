@@ -28,14 +28,16 @@ const iso__cuda_multi_tensor *multi_tensor_of(const target *on) {
     return &iso__cuda_of(on->device)->multi_tensor;
 }
 
+iso__rounded_to rounded_to;
+
 // ---- Rules --------------------------------------------------------------------------------------
 
 iso_status sgd(const target *on, int64_t count, double lr, void *const x[ROLES]) {
-    iso__sgd_args a = {.lr = lr, .scale = 0.5, .weight_decay = 0.01};
+    iso__sgd_args a = {.lr = lr, .scale = 0.5, .weight_decay = 0.01, .to = rounded_to};
     return on->kernels->sgd(on->device, count, &a, x[G], x[P], NULL);
 }
 static iso_status nesterov(const target *on, int64_t count, double lr, void *const x[ROLES]) {
-    iso__sgd_args a = {.lr = lr, .scale = 0.5, .momentum = 0.9, .nesterov = true};
+    iso__sgd_args a = {.lr = lr, .scale = 0.5, .momentum = 0.9, .nesterov = true, .to = rounded_to};
     return on->kernels->sgd(on->device, count, &a, x[G], x[P], x[S0]);
 }
 static iso_status adam_as(const target *on, int64_t count, double lr, void *const x[ROLES],
@@ -50,7 +52,8 @@ static iso_status adam_as(const target *on, int64_t count, double lr, void *cons
                         .rest2 = 0.01,
                         .correction1 = 0.19,
                         .correction2_sqrt = 0.14,
-                        .decoupled = decoupled};
+                        .decoupled = decoupled,
+                        .to = rounded_to};
     return on->kernels->adam(on->device, count, &a, x[G], x[P], x[S0], x[S1], NULL);
 }
 iso_status adam(const target *on, int64_t count, double lr, void *const x[ROLES]) {
@@ -60,11 +63,12 @@ static iso_status adamw(const target *on, int64_t count, double lr, void *const 
     return adam_as(on, count, lr, x, true);
 }
 static iso_status adadelta(const target *on, int64_t count, double lr, void *const x[ROLES]) {
-    iso__adadelta_args a = {.lr = lr, .rho = 0.9, .eps = 1e-3, .scale = 0.5};
+    iso__adadelta_args a = {.lr = lr, .rho = 0.9, .eps = 1e-3, .scale = 0.5, .to = rounded_to};
     return on->kernels->adadelta(on->device, count, &a, x[G], x[P], x[S0], x[S1]);
 }
 iso_status adagrad(const target *on, int64_t count, double lr, void *const x[ROLES]) {
-    iso__adagrad_args a = {.lr = lr, .eps = 1e-3, .scale = 0.5, .weight_decay = 0.1};
+    iso__adagrad_args a = {
+        .lr = lr, .eps = 1e-3, .scale = 0.5, .weight_decay = 0.1, .to = rounded_to};
     return on->kernels->adagrad(on->device, count, &a, x[G], x[P], x[S0]);
 }
 static iso_status rmsprop_as(const target *on, int64_t count, double lr, void *const x[ROLES],
@@ -74,7 +78,8 @@ static iso_status rmsprop_as(const target *on, int64_t count, double lr, void *c
                            .rest = 0.25,
                            .eps = 0.125,
                            .scale = 0.5,
-                           .momentum = variant & 1 ? 0.9 : 0};
+                           .momentum = variant & 1 ? 0.9 : 0,
+                           .to = rounded_to};
     return on->kernels->rmsprop(on->device, count, &a, x[G], x[P], x[S0],
                                 variant & 2 ? x[S1] : NULL, variant & 1 ? x[S2] : NULL);
 }
@@ -99,11 +104,13 @@ iso_status scale(const target *on, int64_t count, double lr, void *const x[ROLES
 static iso_status amsgrad(const target *on, int64_t count, double lr, void *const x[ROLES]) {
     iso__adam_args a = {.lr = lr, .beta1 = 0.5, .rest1 = 0.5, .beta2 = 0.5, .rest2 = 0.5};
     a.eps = a.scale = a.correction1 = a.correction2_sqrt = 0.5;
+    a.to = rounded_to;
     return on->kernels->adam(on->device, count, &a, x[G], x[P], x[S0], x[S1], x[S2]);
 }
 static iso_status nadam(const target *on, int64_t count, double lr, void *const x[ROLES]) {
     iso__nadam_args a = {.of_gradient = lr, .of_moment = lr, .beta1 = 0.5, .rest1 = 0.5};
     a.beta2 = a.rest2 = a.eps = a.scale = a.correction2 = 0.5;
+    a.to = rounded_to;
     return on->kernels->nadam(on->device, count, &a, x[G], x[P], x[S0], x[S1]);
 }
 

@@ -15,13 +15,16 @@ const iso__cuda_multi_tensor *multi_tensor_of(const target *on);
 
 enum { G, P, S0, S1, S2, ROLES };
 
+// What all rules round to.
+extern iso__rounded_to rounded_to;
+
 // One update of `count` elements; x: where they are, by role.
 typedef iso_status (*call)(const target *on, int64_t count, double lr, void *const x[ROLES]);
 iso_status sgd(const target *on, int64_t count, double lr, void *const x[ROLES]);
 iso_status adam(const target *on, int64_t count, double lr, void *const x[ROLES]);
 iso_status adagrad(const target *on, int64_t count, double lr, void *const x[ROLES]);
 iso_status scale(const target *on, int64_t count, double lr, void *const x[ROLES]);
-enum { RULES = 13 };
+enum { RULES = 13, SCALE = 9, RMSPROP_BOTH = 10, AMSGRAD = 11 };
 extern const call rules[RULES];
 
 enum { ELEMENTS = 60000 };

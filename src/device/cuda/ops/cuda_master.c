@@ -13,6 +13,7 @@ static iso_status round_values(iso_device *self, iso_dtype dtype, int64_t count,
 }
 
 void iso__cuda_fill_master(iso_device_ops *ops, iso__remote_ops *remote) {
+    ops->rounds_updates = true;
     ops->take_master = take_master;
     remote->round_values = round_values;
 }

@@ -3,15 +3,21 @@
 // type.
 #include "device/cuda/runtime/cuda_impl.h"
 #include "device/cuda/ops/elementwise_kernels.h"
+#include "device/cuda/ops/master_kernels.h"
 #include "device/cuda/ops/update_kernels.h"
+#include "device/cuda/runtime/fill_kernels.h"
 
 static iso_status update_lamb(iso_device *self, iso_dtype dtype, int64_t count,
                               const iso__lamb_args *args, const void *g, void *p, void *m,
                               void *v) {
     iso__cuda *cuda = iso__cuda_of(self);
     void *sums;
+    const iso__rounded_to *to = &args->to;
+    if (to->value) ISO_TRY(iso__cuda_take_master(cuda, to->dtype, count, to->value, p));
     ISO_TRY(iso__cuda_scratch(cuda, ISO_CUDA_LAMB_SUMS * sizeof(double), &sums));
-    return iso__cuda_lamb(cuda, dtype, count, args, g, p, m, v, sums);
+    ISO_TRY(iso__cuda_lamb(cuda, dtype, count, args, g, p, m, v, sums));
+    if (!to->value) return ISO_OK;
+    return iso__cuda_convert(cuda, count, ISO_F32, p, to->dtype, to->value);
 }
 
 static iso_status measure_lamb(iso_device *self, iso_dtype dtype, int64_t count,

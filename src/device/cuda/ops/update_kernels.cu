@@ -7,12 +7,58 @@
 // bits of an element would then depend on the alignment of its memory.
 #include "device/cuda/ops/update_kernels.h"
 
+#include "device/cuda/ops/master_kernels.h"
 #include "device/cuda/runtime/cuda_multi_tensor.h"
 #include "device/cuda/runtime/cuda_pack.cuh"
 #include "device/cuda/runtime/cuda_submit.cuh"
+#include "device/cuda/runtime/cuda_vector.cuh"
+#include "device/cuda/runtime/fill_kernels.h"
 
 #include <math.h>
 #include <string.h>
+
+// ---- Parameters of 16 bits -------------------------------------------------------------------------
+
+// Takes master weights from the values that are not these weights rounded, and rounds them.
+template <class Half> struct halves {
+    static const int arrays = 1;
+    Half *value;
+    bool aligned;
+
+    __device__ explicit halves(void *memory)
+        : value((Half *)memory), aligned(iso__holds_vectors<Half, 4>(memory)) {}
+
+    static __device__ void refresh(Half told, float *master) {
+        Half rounded;
+        iso__narrow(*master, &rounded);
+        if (rounded.bits != told.bits) *master = iso__widen(told);
+    }
+    __device__ void take(int64_t first, iso__pack<float> *x) const {
+        iso__vector<Half, 4> told = aligned ? iso__load_vector<true, Half, 4>(value + first)
+                                            : iso__load_vector<false, Half, 4>(value + first);
+        for (int k = 0; k < 4; k++) refresh(told.at[k], &x->at[k]);
+    }
+    __device__ void put(int64_t first, const iso__pack<float> &x) const {
+        iso__vector<Half, 4> rounded;
+        for (int k = 0; k < 4; k++) iso__narrow(x.at[k], &rounded.at[k]);
+        if (aligned)
+            iso__store_vector<true, Half, 4>(value + first, rounded);
+        else
+            iso__store_vector<false, Half, 4>(value + first, rounded);
+    }
+    __device__ void take_one(int64_t i, float *x) const { refresh(value[i], x); }
+    __device__ void put_one(int64_t i, float x) const { iso__narrow(x, &value[i]); }
+};
+
+// For parameters that are not rounded.
+struct no_halves {
+    static const int arrays = 0;
+    __device__ explicit no_halves(void *) {}
+    template <class Real> __device__ void take(int64_t, iso__pack<Real> *) const {}
+    template <class Real> __device__ void put(int64_t, const iso__pack<Real> &) const {}
+    template <class Real> __device__ void take_one(int64_t, Real *) const {}
+    template <class Real> __device__ void put_one(int64_t, Real) const {}
+};
 
 // ---- The pass -------------------------------------------------------------------------------------
 
@@ -23,6 +69,7 @@ template <class Rule> struct share {
     int64_t count, begin, stride; // of packs
     const real *g;
     real *x[1 + Rule::states];
+    void *behind; // the array behind the state, if there is one
 };
 
 template <class Rule> __device__ share<Rule> share_of(const iso__cuda_table &t) {
@@ -43,13 +90,17 @@ template <class Rule> __device__ share<Rule> share_of(const iso__cuda_table &t) 
 #pragma unroll
     for (int i = 0; i < 1 + Rule::states; i++)
         s.x[i] = (typename Rule::real *)t.segment[low].at[1 + i];
+    const int behind = 2 + Rule::states;
+    s.behind =
+        behind < ISO_CUDA_UPDATE_ARRAYS ? t.segment[low].at[behind % ISO_CUDA_UPDATE_ARRAYS] : NULL;
     return s;
 }
 
-template <class Rule> __global__ void update(iso__cuda_table t) {
+template <class Rule, class Halves> __global__ void update(iso__cuda_table t) {
     typedef typename Rule::real real;
     const int width = iso__pack<real>::width, arrays = 1 + Rule::states;
     share<Rule> s = share_of<Rule>(t);
+    const Halves rounded(s.behind);
     bool aligned_g = iso__is_aligned(s.g), aligned[arrays];
     for (int a = 0; a < arrays; a++) aligned[a] = iso__is_aligned(s.x[a]);
     int64_t packs = s.count / width;
@@ -57,6 +108,7 @@ template <class Rule> __global__ void update(iso__cuda_table t) {
         iso__pack<real> g = iso__load(s.g + i * width, aligned_g), x[arrays];
 #pragma unroll
         for (int a = 0; a < arrays; a++) x[a] = iso__load(s.x[a] + i * width, aligned[a]);
+        rounded.take(i * width, &x[0]);
 #pragma unroll
         for (int k = 0; k < width; k++) {
             real element[arrays];
@@ -66,32 +118,79 @@ template <class Rule> __global__ void update(iso__cuda_table t) {
         }
 #pragma unroll
         for (int a = 0; a < arrays; a++) iso__store(s.x[a] + i * width, x[a], aligned[a]);
+        rounded.put(i * width, x[0]);
     }
     int64_t last = packs * width + s.begin;
     if (last >= s.count) return;
     real element[arrays];
     for (int a = 0; a < arrays; a++) element[a] = s.x[a][last];
+    rounded.take_one(last, &element[0]);
     s.rule.apply(s.g[last], element);
     for (int a = 0; a < arrays; a++) s.x[a][last] = element[a];
+    rounded.put_one(last, element[0]);
+}
+
+template <class Rule, class Halves>
+static iso_status add_update(iso__cuda *cuda, const Rule &rule, int64_t count,
+                             void *const *arrays) {
+    iso__cuda_update u = {};
+    static_assert(sizeof(rule) <= sizeof(u.rule), "a rule of more numbers than a table holds");
+#ifdef ISO_CUDA_EMULATED
+    emulated_register(update<Rule, Halves>);
+#endif
+    u.kernel = (const void *)update<Rule, Halves>;
+    memcpy(&u.rule, &rule, sizeof(rule));
+    u.arrays = 2 + Rule::states + Halves::arrays;
+    u.element = sizeof(typename Rule::real);
+    u.halves = Halves::arrays > 0;
+    u.segment.count = count;
+    for (int i = 0; i < u.arrays; i++) u.segment.at[i] = arrays[i];
+    return iso__cuda_multi_tensor_add(cuda, &u);
+}
+
+// Where a segment has room for the values, in the same launch; otherwise before and after it.
+template <class Rule, bool fits> struct rounded_update {
+    static iso_status run(iso__cuda *cuda, const Rule &rule, int64_t count, void *const *arrays,
+                          const iso__rounded_to &to) {
+        void *all[ISO_CUDA_UPDATE_ARRAYS] = {};
+        for (int i = 0; i < 2 + Rule::states; i++) all[i] = arrays[i];
+        all[2 + Rule::states] = to.value;
+        auto add = to.dtype == ISO_F16 ? add_update<Rule, halves<iso__f16>>
+                                       : add_update<Rule, halves<iso__bf16>>;
+        return add(cuda, rule, count, all);
+    }
+};
+template <class Rule> struct rounded_update<Rule, false> {
+    static iso_status run(iso__cuda *cuda, const Rule &rule, int64_t count, void *const *arrays,
+                          const iso__rounded_to &to) {
+        float *master = (float *)arrays[1];
+        iso_status status = iso__cuda_take_master(cuda, to.dtype, count, to.value, master);
+        if (status >= 0) status = add_update<Rule, no_halves>(cuda, rule, count, arrays);
+        if (status < 0) return status;
+        return iso__cuda_convert(cuda, count, ISO_F32, master, to.dtype, to.value);
+    }
+};
+
+template <class Rule>
+static iso_status run_rounded(iso__cuda *cuda, const Rule &rule, int64_t count, void *const *arrays,
+                              const iso__rounded_to &to, float) {
+    const bool fits = 2 + Rule::states < ISO_CUDA_UPDATE_ARRAYS;
+    return rounded_update<Rule, fits>::run(cuda, rule, count, arrays, to);
+}
+template <class Rule> // master weights are f32
+static iso_status run_rounded(iso__cuda *cuda, const Rule &rule, int64_t count, void *const *arrays,
+                              const iso__rounded_to &, double) {
+    return add_update<Rule, no_halves>(cuda, rule, count, arrays);
 }
 
 // state: as many as the rule has, from the first on.
 template <class Rule>
-static iso_status run_rule(iso__cuda *cuda, const Rule &rule, int64_t count, const void *g, void *p,
-                           void *state0 = NULL, void *state1 = NULL, void *state2 = NULL) {
+static iso_status run_rule(iso__cuda *cuda, const Rule &rule, const iso__rounded_to &to,
+                           int64_t count, const void *g, void *p, void *state0 = NULL,
+                           void *state1 = NULL, void *state2 = NULL) {
     void *const given[] = {(void *)g, p, state0, state1, state2};
-    iso__cuda_update u = {};
-    static_assert(sizeof(rule) <= sizeof(u.rule), "a rule of more numbers than a table holds");
-#ifdef ISO_CUDA_EMULATED
-    emulated_register(update<Rule>);
-#endif
-    u.kernel = (const void *)update<Rule>;
-    memcpy(&u.rule, &rule, sizeof(rule));
-    u.arrays = 2 + Rule::states;
-    u.element = sizeof(typename Rule::real);
-    u.segment.count = count;
-    for (int i = 0; i < u.arrays; i++) u.segment.at[i] = given[i];
-    return iso__cuda_multi_tensor_add(cuda, &u);
+    if (!to.value) return add_update<Rule, no_halves>(cuda, rule, count, given);
+    return run_rounded(cuda, rule, count, given, to, (typename Rule::real)0);
 }
 
 // ---- Scale, SGD -----------------------------------------------------------------------------------
@@ -106,7 +205,7 @@ template <class Real> struct scale_rule {
 template <class Real>
 static iso_status launch_scale(iso__cuda *cuda, int64_t count, double factor, void *x) {
     scale_rule<Real> rule = {(Real)factor};
-    return run_rule(cuda, rule, count, x, x);
+    return run_rule(cuda, rule, iso__rounded_to(), count, x, x);
 }
 
 template <class Real> struct sgd_rule {
@@ -138,11 +237,11 @@ static iso_status launch_sgd(iso__cuda *cuda, int64_t count, const iso__sgd_args
                              void *p, void *momentum) {
     Real lr = (Real)a->lr, rescale = (Real)a->scale, decay = (Real)a->weight_decay;
     sgd_rule<Real> plain = {lr, rescale, decay};
-    if (!momentum) return run_rule(cuda, plain, count, g, p);
+    if (!momentum) return run_rule(cuda, plain, a->to, count, g, p);
     Real fresh = a->first ? 1 : 1 - (Real)a->dampening;
     momentum_rule<Real> rule = {lr,    rescale,  decay,      (Real)a->momentum,
                                 fresh, a->first, a->nesterov};
-    return run_rule(cuda, rule, count, g, p, momentum);
+    return run_rule(cuda, rule, a->to, count, g, p, momentum);
 }
 
 // ---- Adam, Adadelta, Adagrad -----------------------------------------------------------------------
@@ -189,9 +288,9 @@ static iso_status launch_adam(iso__cuda *cuda, int64_t count, const iso__adam_ar
     rule.beta2 = (Real)a->beta2;
     rule.rest2 = (Real)a->rest2;
     rule.correction = (Real)a->correction2_sqrt;
-    if (!most) return run_rule(cuda, rule, count, g, p, m, v);
+    if (!most) return run_rule(cuda, rule, a->to, count, g, p, m, v);
     amsgrad_rule<Real> with_most = {rule};
-    return run_rule(cuda, with_most, count, g, p, m, v, most);
+    return run_rule(cuda, with_most, a->to, count, g, p, m, v, most);
 }
 
 template <class Real> struct nadam_rule {
@@ -213,7 +312,7 @@ static iso_status launch_nadam(iso__cuda *cuda, int64_t count, const iso__nadam_
                              (Real)a->weight_decay, (Real)a->eps,       (Real)a->beta1,
                              (Real)a->rest1,        (Real)a->beta2,     (Real)a->rest2,
                              (Real)a->correction2};
-    return run_rule(cuda, rule, count, g, p, m, v);
+    return run_rule(cuda, rule, a->to, count, g, p, m, v);
 }
 
 template <class Real> struct adadelta_rule {
@@ -234,7 +333,7 @@ static iso_status launch_adadelta(iso__cuda *cuda, int64_t count, const iso__ada
                                   const void *g, void *p, void *square_avg, void *acc_delta) {
     adadelta_rule<Real> rule = {(Real)a->lr,  (Real)a->scale,   (Real)a->weight_decay,
                                 (Real)a->rho, 1 - (Real)a->rho, (Real)a->eps};
-    return run_rule(cuda, rule, count, g, p, square_avg, acc_delta);
+    return run_rule(cuda, rule, a->to, count, g, p, square_avg, acc_delta);
 }
 
 template <class Real> struct adagrad_rule {
@@ -252,7 +351,7 @@ template <class Real>
 static iso_status launch_adagrad(iso__cuda *cuda, int64_t count, const iso__adagrad_args *a,
                                  const void *g, void *p, void *sum) {
     adagrad_rule<Real> rule = {(Real)a->lr, (Real)a->scale, (Real)a->weight_decay, (Real)a->eps};
-    return run_rule(cuda, rule, count, g, p, sum);
+    return run_rule(cuda, rule, a->to, count, g, p, sum);
 }
 
 // ---- RMSprop: a kernel for each set of buffers -----------------------------------------------------
@@ -285,7 +384,8 @@ static iso_status rmsprop_with(iso__cuda *cuda, int64_t count, const iso__rmspro
     rmsprop_rule<Real, centered, has_momentum> rule = {
         (Real)a->lr,   (Real)a->scale, (Real)a->weight_decay, (Real)a->alpha,
         (Real)a->rest, (Real)a->eps,   (Real)a->momentum};
-    return run_rule(cuda, rule, count, g, p, square_avg, centered ? grad_avg : momentum, momentum);
+    return run_rule(cuda, rule, a->to, count, g, p, square_avg, centered ? grad_avg : momentum,
+                    momentum);
 }
 
 template <class Real>

@@ -10,19 +10,24 @@ _Static_assert(sizeof(iso__cuda_table) <= 4096, "kernels take 4 KiB");
 
 static uintptr_t begin_of(const iso__cuda_segment *s, int array) { return (uintptr_t)s->at[array]; }
 
-static uintptr_t end_of(const iso__cuda_segment *s, int array, size_t element) {
-    return begin_of(s, array) + (size_t)s->count * element;
+// Bytes of an element; all updates of a table have the same.
+static size_t element_of(const iso__cuda_multi_tensor *m, int array) {
+    return m->halves && array == m->arrays - 1 ? sizeof(uint16_t) : m->element;
+}
+
+static uintptr_t end_of(const iso__cuda_multi_tensor *m, const iso__cuda_segment *s, int array) {
+    return begin_of(s, array) + (size_t)s->count * element_of(m, array);
 }
 
 // Whether an array of the update shares memory with array `j` of one that waits. Parameters come in
 // the order of their addresses, or in the opposite one, so that the bounds of all mostly tell.
 static bool overlaps_array(const iso__cuda_multi_tensor *m, const iso__cuda_update *u, int array,
                            int j) {
-    uintptr_t begin = begin_of(&u->segment, array), end = end_of(&u->segment, array, u->element);
+    uintptr_t begin = begin_of(&u->segment, array), end = end_of(m, &u->segment, array);
     if (end <= m->lowest[j] || m->end[j] <= begin) return false;
     for (unsigned k = 0; k < m->table.segments; k++) {
         const iso__cuda_segment *s = &m->table.segment[k];
-        if (begin_of(s, j) < end && begin < end_of(s, j, m->element)) return true;
+        if (begin_of(s, j) < end && begin < end_of(m, s, j)) return true;
     }
     return false;
 }
@@ -53,13 +58,14 @@ static void begin_table(iso__cuda_multi_tensor *m, const iso__cuda_update *u) {
     m->kernel = u->kernel;
     m->arrays = u->arrays;
     m->element = u->element;
+    m->halves = u->halves;
     for (int i = 0; i < u->arrays; i++) m->lowest[i] = UINTPTR_MAX;
 }
 
-static bool is_adjacent(const iso__cuda_segment *a, const iso__cuda_segment *b, int arrays,
-                        size_t element) {
-    for (int i = 0; i < arrays; i++)
-        if (end_of(a, i, element) != begin_of(b, i)) return false;
+static bool is_adjacent(const iso__cuda_multi_tensor *m, const iso__cuda_segment *a,
+                        const iso__cuda_segment *b) {
+    for (int i = 0; i < m->arrays; i++)
+        if (end_of(m, a, i) != begin_of(b, i)) return false;
     return true;
 }
 
@@ -68,8 +74,8 @@ static bool extend_last(iso__cuda_multi_tensor *m, const iso__cuda_update *u, un
     iso__cuda_table *t = &m->table;
     if (t->segments == 0 || t->rule_of[t->segments - 1] != rule) return false;
     iso__cuda_segment *last = &t->segment[t->segments - 1], piece = u->segment;
-    bool before = is_adjacent(&piece, last, u->arrays, u->element);
-    if (!before && !is_adjacent(last, &piece, u->arrays, u->element)) return false;
+    bool before = is_adjacent(m, &piece, last);
+    if (!before && !is_adjacent(m, last, &piece)) return false;
     int64_t count = last->count + piece.count;
     if (before) *last = piece;
     last->count = count;
@@ -86,7 +92,7 @@ static void add_update(iso__cuda_multi_tensor *m, const iso__cuda_update *u) {
         t->segment[t->segments++] = u->segment;
     }
     for (int i = 0; i < u->arrays; i++) {
-        uintptr_t first = begin_of(&u->segment, i), end = end_of(&u->segment, i, u->element);
+        uintptr_t first = begin_of(&u->segment, i), end = end_of(m, &u->segment, i);
         if (first < m->lowest[i]) m->lowest[i] = first;
         if (end > m->end[i]) m->end[i] = end;
     }

@@ -28,8 +28,10 @@ typedef struct iso__cuda_rule {
 } iso__cuda_rule;
 
 typedef struct iso__cuda_segment {
-    int64_t count;                    // elements of each array
-    void *at[ISO_CUDA_UPDATE_ARRAYS]; // the gradient, only read; the parameter; the rule's state
+    int64_t count; // elements of each array
+    // The gradient, only read; the parameter; the rule's state; the 16-bit values, if there are
+    // any.
+    void *at[ISO_CUDA_UPDATE_ARRAYS];
 } iso__cuda_segment;
 
 typedef struct iso__cuda_table {
@@ -46,6 +48,7 @@ typedef struct iso__cuda_update {
     iso__cuda_rule rule;
     int arrays;
     size_t element; // bytes
+    bool halves;    // the last array has 2 bytes for each element
     iso__cuda_segment segment;
 } iso__cuda_update;
 
@@ -53,6 +56,7 @@ typedef struct iso__cuda_multi_tensor {
     const void *kernel; // NULL: nothing waits
     int arrays;
     size_t element;
+    bool halves;
     uintptr_t lowest[ISO_CUDA_UPDATE_ARRAYS], end[ISO_CUDA_UPDATE_ARRAYS]; // of all segments
     iso__cuda_table table;
 } iso__cuda_multi_tensor;
