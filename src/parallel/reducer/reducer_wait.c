@@ -3,7 +3,7 @@
 // the program would not wait for that.
 #include "parallel/reducer/reducer_impl.h"
 
-static iso_status flush(const iso_reducer *r) {
+static iso_status flush_device(const iso_reducer *r) {
     return r->store.device ? iso__store_remote(&r->store)->flush(r->store.device) : ISO_OK;
 }
 
@@ -14,7 +14,7 @@ iso_status iso__reducer_param_needed(iso_reducer *r, int i) {
 
 iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
     ISO_TRY(iso__reducer_param_needed(r, i));
-    return flush(r);
+    return flush_device(r);
 }
 
 iso_status iso__reducer_piece_needed(iso_reducer *r, int i, int k) {
@@ -24,7 +24,7 @@ iso_status iso__reducer_piece_needed(iso_reducer *r, int i, int k) {
 
 iso_status iso_reducer_piece_needed(iso_reducer *r, int i, int k) {
     ISO_TRY(iso__reducer_piece_needed(r, i, k));
-    return flush(r);
+    return flush_device(r);
 }
 
 iso_status iso_reducer_layer_needed(iso_reducer *r, int layer) {
@@ -32,12 +32,12 @@ iso_status iso_reducer_layer_needed(iso_reducer *r, int layer) {
     ISO_TRY(iso__layout_find_layer(&r->layout, layer, &of));
     for (int k = of->first; k < of->end; k++)
         ISO_TRY(iso__round_param_needed(r->round, r->layout.by_layer[k]));
-    return flush(r);
+    return flush_device(r);
 }
 
 iso_status iso__reducer_finish(iso_reducer *r) { return iso__round_finish(r->round); }
 
 iso_status iso_reducer_finish(iso_reducer *r) {
     ISO_TRY(iso__reducer_finish(r));
-    return flush(r);
+    return flush_device(r);
 }

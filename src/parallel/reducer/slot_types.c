@@ -9,8 +9,8 @@ static float *place_of(const iso__grad_slot *s, const iso__store *store, iso__ow
 }
 
 // The array is the program's again once the call returns.
-static iso_status convert(const iso__store *store, size_t count, iso_dtype from_type,
-                          const void *from, iso_dtype to_type, void *to) {
+static iso_status convert_now(const iso__store *store, size_t count, iso_dtype from_type,
+                              const void *from, iso_dtype to_type, void *to) {
     ISO_TRY(iso__device_convert(store->device, (int64_t)count, from_type, from, to_type, to));
     return iso__store_remote(store)->flush(store->device);
 }
@@ -19,7 +19,7 @@ iso_status iso__slot_widen(const iso__grad_slot *s, const iso__store *store, iso
                            const void *array) {
     const uint16_t *from = (const uint16_t *)array + which.first;
     float *to = place_of(s, store, which);
-    if (store->device) return convert(store, which.count, s->type, from, ISO_F32, to);
+    if (store->device) return convert_now(store, which.count, s->type, from, ISO_F32, to);
     iso__codec_of(s->type)->decode(which.count, from, to);
     return ISO_OK;
 }
@@ -28,7 +28,7 @@ iso_status iso__slot_narrow(const iso__grad_slot *s, const iso__store *store, is
                             void *array) {
     const float *from = place_of(s, store, which);
     uint16_t *to = (uint16_t *)array + which.first;
-    if (store->device) return convert(store, which.count, ISO_F32, from, s->type, to);
+    if (store->device) return convert_now(store, which.count, ISO_F32, from, s->type, to);
     iso__codec_of(s->type)->encode(which.count, from, 1, to);
     return ISO_OK;
 }
