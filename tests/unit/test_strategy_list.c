@@ -229,15 +229,16 @@ static void register_own(void) {
 
 // What the strategy reads after the program took this line.
 static own_values read_own(char **words, int count) {
-    static char note[32];
+    static char note[32], mode[32];
     own_values v = {.note = NULL};
     iso_settings *s = settings_of_line(words, count, ISO_OK);
     cr_assert_eq(iso_settings_read(s, own_setting, OWN_SETTINGS, &v), ISO_OK);
     cr_assert_eq(iso_settings_check_used(s, "own"), ISO_OK);
-    if (v.note) { // it is borrowed from the settings
-        snprintf(note, sizeof(note), "%s", v.note);
-        v.note = note;
-    }
+    // Texts are borrowed from the settings.
+    snprintf(mode, sizeof(mode), "%s", v.mode);
+    snprintf(note, sizeof(note), "%s", v.note ? v.note : "");
+    v.mode = mode;
+    if (v.note) v.note = note;
     iso_settings_destroy(&s);
     return v;
 }
@@ -261,10 +262,10 @@ Test(settings, of_a_strategy_of_ones_own_are_options) {
     cr_assert(!v.note && !v.loud);
     cr_assert_str_eq(v.mode, "slow");
     v = read_own(all, 18);
-    cr_assert(v.speed == 9 && v.wait == 7 && v.share == 0.5 && v.turn == 1);
-    cr_assert(!v.loud && read_own(loud, 4).loud);
+    cr_assert(v.speed == 9 && v.wait == 7 && v.share == 0.5 && v.turn == 1 && !v.loud);
     cr_assert_str_eq(v.mode, "fast");
     cr_assert_str_eq(v.note, "a b");
+    cr_assert(read_own(loud, 4).loud);
 }
 
 Test(settings, out_of_range_are_refused_with_key_and_range) {
