@@ -6,7 +6,7 @@ set -u
 export LC_ALL=C
 
 get=$PWD/bin/get-mnist
-tools='sh cat cut sed tr mkdir rmdir mv rm'
+tools='sh cat cut sed tr mkdir rmdir mv rm ln cp'
 if ! python3 -c 'import http.server' 2>/dev/null; then
     echo "1..0 # SKIP python3, which plays the mirrors, is not here"
     exit 0
@@ -212,6 +212,44 @@ run --sums sums --mirror "$nobody" deep/new
 [ "$good" = 0 ] && [ "$status" != 0 ] && [ -d deep/new ]
 result $? "what was in it stays, and itself when it was empty"
 rm -rf deep
+
+# A mirror of a second get-mnist, which has fetched the same file when the first one has it, too.
+mkdir rival hidden
+cat >rival/curl <<'END'
+#!/bin/sh
+while [ $# -gt 2 ]; do shift; done
+cp "good/${2##*/}" "$1"
+[ ! -e rival/on ] || cp "good/${2##*/}" new
+END
+cat >hidden/mv <<END
+#!/bin/sh
+for name; do :; done
+[ -e "\$name" ] || echo "\$name" >>gone
+exec $(command -v mv) "\$@"
+END
+printf '#!/bin/sh\nexit 1\n' >hidden/ln
+chmod +x rival/curl hidden/mv hidden/ln
+rm -rf new gone
+cp -r damaged new
+: >rival/on
+path=$work/rival:$PATH
+run --sums sums --mirror http://rival new
+[ "$status" = 0 ] && whole new && ! grep 'is now' stdout
+result $? "what another get-mnist has fetched meanwhile is not called old"
+rm rival/on
+good=0
+for _ in without with; do
+    rm -rf new gone
+    cp -r damaged new
+    path=$work/rival:$work/hidden:$PATH
+    run --sums sums --mirror http://rival new
+    [ "$status" = 0 ] && [ ! -e gone ] && cmp -s damaged/t10k-images-idx3-ubyte.gz new/t10k-images-idx3-ubyte.gz.old || good=1
+    rm -f hidden/ln
+done
+rm -rf new
+path=$PATH
+result $good "a file has its name all the time, with and without hard links"
+
 refused "no folder" 'give the folder'
 refused "two folders" 'not also two' one two
 refused "an unknown option" 'unknown option --digits' --digits new

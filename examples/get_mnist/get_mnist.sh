@@ -184,14 +184,18 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 1' HUP INT TERM
 
-# It may be the user's own data set.
-keep_old() { # name
-    [ -e "$folder/$1" ] || return 0
-    mv "$folder/$1" "$folder/$1.old" 2>/dev/null || fail "cannot write $folder/$1.old"
+# It may be the user's own data set. It keeps its name until the new file takes it. If it is sound, another get-mnist has
+# fetched it meanwhile.
+keep_old() { # name, SHA-256
+    [ -e "$folder/$1" ] && ! is_sound "$folder/$1" "$2" || return 0
+    if ! ln "$folder/$1" "$folder/$1.old" 2>/dev/null; then # or the file system has no hard links
+        ! is_sound "$folder/$1" "$2" || return 0
+        [ ! -e "$folder/$1.old" ] && cp -p "$folder/$1" "$folder/$1.old" 2>/dev/null || fail "cannot write $folder/$1.old"
+    fi
     say "$1: the file that was here, with another SHA-256, is now $folder/$1.old"
 }
 fetch_one() { # name, SHA-256
-    [ ! -e "$folder/$1" ] || [ ! -e "$folder/$1.old" ] ||
+    [ ! -e "$folder/$1" ] || [ ! -e "$folder/$1.old" ] || is_sound "$folder/$1" "$2" ||
         fail "$folder/$1 has another SHA-256 than $title's, and $folder/$1.old exists: remove one of them, or give another folder"
     part=$folder/.$1.$$
     reasons=
@@ -203,7 +207,7 @@ fetch_one() { # name, SHA-256
         case $? in
         0)
             if is_sound "$part" "$2"; then
-                keep_old "$1"
+                keep_old "$1" "$2"
                 mv -f "$part" "$folder/$1" 2>/dev/null || fail "cannot write $folder/$1"
                 return
             fi
