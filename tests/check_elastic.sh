@@ -316,10 +316,10 @@ result $? "lists may be written as Open MPI reads them"
 begin a
 printf 'hangs 4\n0 -\n' >plan
 start --mpirun "sh pretend" --state state -- program
-comes test -s starts && hosts a 'b slots=x' && comes says 'cannot check the hosts: hosts, line 2: "b slots=x" is no host' &&
+comes test -s starts && hosts a 'b slots=x' && comes says 'keeps the last one: hosts, line 2: "b slots=x" is no host' &&
     sleep 2 && hosts a b && comes says 'the hosts have changed'
 finish
-[ "$status" = 0 ] && [ "$(tr '\n' ' ' <starts)" = '1 a:1 2 a:1,b:1 ' ] && [ "$(grep -c 'cannot check' output)" = 1 ]
+[ "$status" = 0 ] && [ "$(tr '\n' ' ' <starts)" = '1 a:1 2 a:1,b:1 ' ] && [ "$(grep -c 'cannot read the list' output)" = 1 ]
 good=$?
 begin a
 printf '137 4\n0 -\n' >plan
@@ -328,6 +328,15 @@ start --mpirun "sh pretend.b" --state state --max-restarts 1 -- program
 finish
 [ "$status" = 137 ] && says 'gives up after 1 restart' && says 'cannot read --hostfile hosts: No such file' || good=1
 result $good "one that is damaged during a run is read again, and the reason is told"
+
+begin a b
+printf 'hangs 4\n0 -\n' >plan
+start --mpirun "sh pretend" --state state --lost 2 --pause 1 -- program
+comes test -s starts && hosts a 'b slots=x' && comes says 'keeps the last one' && : >down.b &&
+    comes says 'b has not answered 2 checks in a row: ends mpirun' && hosts a b
+finish
+[ "$status" = 0 ] && [ "$(tr '\n' ' ' <starts)" = '2 a:1,b:1 1 a:1 ' ]
+result $? "meanwhile a lost host of the last list is noticed"
 
 # ---- The command line ----
 

@@ -142,8 +142,8 @@ check_options "$@"
 
 ASK_S=10 # seconds that a host has to answer
 
-# Reads lines "NAME [slots=N]" into $scratch/listed, without the hosts that are left out. Returns 1, and sets $problem,
-# if there is no host, or a line is malformed.
+# Reads lines "NAME [slots=N]" into $scratch/listed, without the hosts that are left out. Returns 1, sets $problem, and
+# leaves the last list, if there is no host, or a line is malformed.
 parse_hosts() { # what names the hosts, with and without a line
     code=0
     awk -v problem="$scratch/problem" '
@@ -173,8 +173,9 @@ parse_hosts() { # what names the hosts, with and without a line
             if (bad) exit 1
             if (!named) exit 2
             for (i = 1; i <= count; i++) if (sum[name[i]] > 0) print name[i], sum[name[i]]
-        }' "$scratch/left_out" "$scratch/lines" >"$scratch/listed" || code=$?
+        }' "$scratch/left_out" "$scratch/lines" >"$scratch/parsed" || code=$?
     case $code in
+    0) mv "$scratch/parsed" "$scratch/listed" ;;
     1) problem="$1, $(cat "$scratch/problem")" ;;
     2) problem="$2 names no host: write a line NAME slots=N for each host" ;;
     esac
@@ -263,13 +264,14 @@ is_ending() {
     [ -e "$scratch/stopping" ] || [ -e "$scratch/moving" ] ||
         grep -q 'the job ends here by MPI_Abort' "$scratch/said" 2>/dev/null
 }
+# With the last list as long as a new one cannot be had: a host that is lost is noticed, but the run is not moved.
 check_hosts() {
-    if ! read_hosts; then # perhaps next time
-        [ "$problem" = "$told" ] || say "cannot check the hosts: $problem"
-        told=$problem
-        return 0
+    if read_hosts; then
+        problem=
+    elif [ "$problem" != "$told" ]; then
+        say "cannot read the list of hosts, and keeps the last one: $problem"
     fi
-    told=
+    told=$problem
     find_answering "$scratch/listed" "$scratch/there"
     awk '
         FILENAME == ARGV[1] { listed[$1]; next }
@@ -282,7 +284,7 @@ check_hosts() {
     dead=$(awk -v most="$lost" 'most > 0 && $2 >= most { print $1; exit }' "$scratch/missed")
     if [ -n "$dead" ]; then
         end_launcher "$dead has not answered $lost checks in a row"
-    elif [ ! -s "$scratch/missed" ]; then
+    elif [ -z "$problem" ] && [ ! -s "$scratch/missed" ]; then
         plan_ranks "$scratch/there" "$scratch/next"
         [ "$planned" -le "$ranks" ] && [ ! -s "$scratch/news" ] || move_run
     fi
