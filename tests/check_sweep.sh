@@ -421,6 +421,19 @@ echo mine >own/runs.csv
 takes_own() { run_alone "$sweep" --report own && [ "$status" = 0 ] && run_alone "$sweep" --report twin2 --out only &&
     rm only/*.csv && run_alone "$sweep" --report twin2 --out only && [ "$status" = 0 ]; }
 holds "it does in a folder with logs or a page of a sweep" takes_own
+mkdir -p stuck/.runs.csv.part # as if the disk were full
+takes_rest() {
+    run_alone "$sweep" --out stuck --model mlp --steps 1 -- "lazy: --sync lazy"
+    has_failed && grep -q 'cannot write stuck/runs.csv' stderr && rmdir stuck/.runs.csv.part || return 1
+    run_alone "$sweep" --out stuck --model mlp --steps 1 -- "lazy: --sync lazy"
+    [ "$status" = 0 ]
+}
+holds "and in one whose first report was not completed" takes_rest
+mkdir begun
+echo run >begun/points.csv # whose page comes
+printf 'elsewhere 1 %d\n' "$(date +%s)" >begun/.lock
+asks_lock() { run_alone "$sweep" --report twin2 --out begun && is_refused 'another sweep writes begun: process 1 on host elsewhere'; }
+holds "a sweep that writes meanwhile is told of first" asks_lock
 
 # ---- A list without runs of the folder ----
 

@@ -41,13 +41,13 @@ static iso_status write_file(const report_groups *all, const report_figures *fig
 static const struct {
     const char *name;
     void (*table)(FILE *to, const report_groups *all);
-} file[] = {{"points.csv", report_write_points},
+} file[] = {{"report.html", NULL}, // first: sweep_folder_check knows a folder by it
+            {"points.csv", report_write_points},
             {"syncs.csv", report_write_syncs},
             {"runs.csv", report_write_runs},
             {"modes.csv", report_write_modes},
             {"comparisons.csv", report_write_comparisons},
-            {"predictions.csv", report_write_predicted},
-            {"report.html", NULL}};
+            {"predictions.csv", report_write_predicted}};
 enum { FILES = sizeof(file) / sizeof(*file) };
 
 const char *report_file(int i) { return i < FILES ? file[i].name : NULL; }

@@ -202,10 +202,10 @@ iso_status sweep_store_take_folder(const sweep *self) {
     if (stat(self->folder, &info) == 0 && !S_ISDIR(info.st_mode))
         return train_error(ISO_ERR_IO, "%s exists and is not a folder: give another --out",
                            self->folder);
-    TRY(sweep_folder_check(self->folder));
     snprintf(probe, sizeof(probe), "%s/report.html", self->folder);
     TRY(train_output_check(probe, "report"));
-    return take_lock(self);
+    TRY(take_lock(self)); // or another sweep writes while the folder is checked
+    return sweep_folder_check(self->folder);
 }
 
 iso_status sweep_store_open(sweep *self) {
