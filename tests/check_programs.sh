@@ -509,8 +509,11 @@ run_anew 1 "$@" 4
 result $? "a warm-up of the learning rate that ends within the run is not warned of"
 run_anew 2 "$@" 5
 [ "$status" = 0 ] &&
-    [ "$(grep -c '^train: warning: --warmup-lr-steps 5 does not end within the 5 steps of the run: .* give fewer$' stderr)" = 1 ]
+    [ "$(grep -c '^train: warning: --warmup-lr-steps 5 does not end within the 5 steps of the run: .*, and --schedule has no effect: give fewer$' stderr)" = 1 ]
 result $? "one that does not is warned of, once"
+run_anew 1 "$@" 5 --schedule plateau
+[ "$status" = 0 ] && grep -q '^train: warning: --warmup-lr-steps 5 .* does not reach that of --lr: give fewer$' stderr
+result $? "a plateau lowers the learning rate also during a warm-up"
 strategy "trains with local SGD at the standard period" 2 5 --sync localsgd
 tail -n 1 "$out/log" | grep -q '"period":8,"period_requested":"auto"'
 result $? "a period that is not given was not requested"

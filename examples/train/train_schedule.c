@@ -78,10 +78,10 @@ static void warn_of_warmup(const train_run *run) {
     if (run->schedule.warmup_steps < run->steps || run->world->rank != 0) return;
     fprintf(stderr,
             "%s: warning: --warmup-lr-steps %lld does not end within the %lld step%s of the run: "
-            "the learning rate does not reach that of --lr, and --schedule has no effect: give "
-            "fewer\n",
+            "the learning rate does not reach that of --lr%s: give fewer\n",
             train_error_name(), (long long)run->schedule.warmup_steps, (long long)run->steps,
-            run->steps == 1 ? "" : "s");
+            run->steps == 1 ? "" : "s",
+            is_schedule(run, "plateau") ? "" : ", and --schedule has no effect");
 }
 
 iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, double lr) {
