@@ -196,7 +196,7 @@ typedef struct train_run {
     int64_t timed_steps;              // since this process began
     double steps_ms, steps_wait_ms;   // of training and of its waits, since this process began
     iso_stop *stop;                   // by signals; NULL: there is no checkpoint to save to
-    bool saves;                       // after epochs and at the end, what --resume needs
+    bool continues, saves;            // the files of --resume; after epochs, what that needs
     bool stopped, log_continues;      // by a signal, and saved; from earlier processes
     train_mark epoch_mark, eval_mark; // of the epoch; of the last eval
     int64_t sync_bytes;               // between nodes, that the strategy had sent at its last merge

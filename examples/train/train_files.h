@@ -12,7 +12,7 @@ iso_status train_files_check(const train_run *run);
 // Local, on all ranks. Refuses an existing trace if a resumed run has steps to make. A finished run
 // writes none: it may be started again.
 iso_status train_files_check_resumed(const train_run *run);
-// Whether the run writes to the files that it resumes from.
+// Whether the run writes to the files that it resumes from. Local: ranks may see other files.
 bool train_files_continue(const train_options *options);
 
 #endif

@@ -143,11 +143,13 @@ static iso_status build_model(train_run *run) {
     return ISO_OK;
 }
 
-// Rank 0 looks at the files, for all ranks.
+// Rank 0 looks at the files, for all ranks, which may see them later.
 static void decide_saves(train_run *run) {
     const train_options *o = run->options;
-    run->saves = train_files_continue(o) || o->resume_auto || o->checkpoint_every > 0;
-    train_bcast(&run->saves, sizeof(run->saves), 0, "the broadcast of whether states are saved");
+    run->continues = train_files_continue(o);
+    train_bcast(&run->continues, sizeof(run->continues), 0,
+                "the broadcast of whether the run goes on with its files");
+    run->saves = run->continues || o->resume_auto || o->checkpoint_every > 0;
 }
 
 iso_status train_setup_local(train_run *run) {
@@ -200,7 +202,7 @@ static iso_status open_outputs(train_run *run) {
     const train_options *o = run->options;
     if (o->resume) TRY(train_files_check_resumed(run));
     iso_status status = train_log_open(run);
-    if (!o->overwrite || !o->checkpoint || train_files_continue(o)) return status;
+    if (!o->overwrite || !o->checkpoint || run->continues) return status;
     TRY(iso_comm_agree(run->world->comm, status)); // no rank removes what another one needs
     return iso_resume_remove(o->checkpoint);
 }
