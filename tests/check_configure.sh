@@ -139,11 +139,13 @@ result "the number of jobs is that of the cores, whatever OMP_NUM_THREADS" jobs_
 result "a container's share of time bounds it" jobs_are 2 two
 result "a share of less than one core leaves one job" jobs_are 1 one
 
-names_argument() { # argument
+names_argument() { # argument, all arguments
+    wrong=$1
+    shift
     ! "$root/quickstart" "$@" >out 2>err && [ ! -s out ] && cat err &&
-        [ "$(head -n 1 err)" = "quickstart: unexpected argument $1: see ./quickstart help" ] && [ "$(wc -l <err)" = 1 ]
+        [ "$(head -n 1 err)" = "quickstart: unexpected argument $wrong: see ./quickstart help" ] && [ "$(wc -l <err)" = 1 ]
 }
-result "quickstart names an argument that it does not know" names_argument foo
-result "and one too many" names_argument foo check
+result "quickstart names an argument that it does not know" names_argument foo foo
+result "and one too many" names_argument foo help foo
 
 echo "1..$results"

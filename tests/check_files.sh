@@ -9,7 +9,7 @@ root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 . "$root/tests/program_tests.sh"
 . "$root/tests/idx_files.sh"
 job=
-trap '[ -z "$job" ] || kill -9 "$job"; exit 143' INT TERM HUP
+trap '[ -z "$job" ] || kill "$job"; exit 143' INT TERM HUP
 enter_work
 data_set images 96 40 8
 set -- --data images --model mlp --quiet
@@ -84,13 +84,12 @@ refused "also where neither is there" 'two outputs would go to dangling: give an
 
 # ---- Outputs of a run that goes on ----
 
-wait_for() { # file
+wait_until() { # command...
     tries=0
-    until [ -s "$1" ] || [ $tries -ge 600 ]; do
+    until "$@" 2>/dev/null || [ $tries -ge 600 ]; do
         sleep 0.1
         tries=$((tries + 1))
     done
-    [ -s "$1" ]
 }
 end_job() {
     kill "$job"
@@ -106,9 +105,9 @@ unchanged() { # what holds, pattern of the sentence, arguments...: only the firs
         [ "$(ls board)" = "$files" ] && head -n 1 live | grep -q '^{"event":"epoch","epoch":1,'
     result $? "$name"
 }
-timeout -k 5 120 "$train" "$@" --epochs 1000000 --log live --tensorboard board >first 2>&1 </dev/null &
+timeout -k 60 120 "$train" "$@" --epochs 1000000 --log live --tensorboard board >first 2>&1 </dev/null &
 job=$!
-wait_for live && until grep -q '"epoch":2' live; do sleep 0.1; done
+wait_until grep -q '"epoch":2' live
 files=$(ls board)
 unchanged "a log that a run writes is not overwritten" \
     'another process writes the log live: wait until it ends, or give another --log$' --checkpoint c --log live
@@ -124,16 +123,16 @@ result $? "they are once it has ended"
 
 rm -f c c.* folder/link
 ln -s ../c folder/link
-timeout -k 5 120 "$train" "$@" --epochs 1000000 --checkpoint c >first 2>&1 </dev/null &
+timeout -k 60 120 "$train" "$@" --epochs 1000000 --checkpoint c >first 2>&1 </dev/null &
 job=$!
-wait_for c
+wait_until test -s c
 run_alone "$train" "$@" --steps 1 --checkpoint folder/link --overwrite
 [ "$status" = 1 ] && one_sentence train 'another training run writes folder/link: process .* remove folder/../c.lock' stderr
 result $? "a link does not get around the lock of a checkpoint"
 end_job
-timeout -k 5 120 "$train" "$@" --epochs 1000000 --checkpoint folder/link --overwrite >first 2>&1 </dev/null &
+timeout -k 60 120 "$train" "$@" --epochs 1000000 --checkpoint folder/link --overwrite >first 2>&1 </dev/null &
 job=$!
-wait_for c.lock
+wait_until test -s c.lock
 run_alone "$train" "$@" --steps 1 --checkpoint c --overwrite
 [ "$status" = 1 ] && one_sentence train 'another training run writes c: process ' stderr
 result $? "nor does what it leads to, if a run writes by the link"

@@ -11,7 +11,7 @@ root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 . "$root/tests/idx_files.sh"
 need_launcher
 job=
-trap '[ -z "$job" ] || kill -9 "$job"; exit 143' INT TERM HUP
+trap '[ -z "$job" ] || kill "$job"; exit 143' INT TERM HUP
 enter_work
 data_set images 96 40 8
 
@@ -39,7 +39,7 @@ start() { # ranks, arguments...
     set -- "$train" --data images --model mlp --quiet --epochs 1000000 "$@"
     # shellcheck disable=SC2086  # flags are several words
     [ "$ranks" = 0 ] || set -- "$launcher" $flags -n "$ranks" "$@"
-    timeout -k 5 120 "$@" >first 2>&1 </dev/null &
+    timeout -k 60 120 "$@" >first 2>&1 </dev/null &
     job=$!
     wait_until saved
 }
