@@ -71,10 +71,30 @@ protected "a log does not replace a saved state" --resume --log \
     --checkpoint d --resume c --log ./c.step-000000000003
 protected "nor does a trace replace the checkpoint that a run goes on with" --resume --trace \
     --checkpoint d --resume c --trace folder/link
+protected "nor does the checkpoint of the best parameters" --resume --checkpoint-best \
+    --checkpoint c --resume c --validation 0.25 --checkpoint-best c.step-000000000003
+protected "nor the checkpoint that the run goes on with" --resume --checkpoint-best \
+    --checkpoint d --resume c --validation 0.25 --checkpoint-best c
 cp c loaded
 run_alone "$train" "$@" --steps 1 --load loaded --checkpoint loaded --overwrite
 [ "$status" = 0 ] && ! cmp -s c loaded
 result $? "a checkpoint may replace the one that the run loaded"
+
+run_alone "$train" "$@" --steps 3 --checkpoint n --checkpoint-every 1
+ln n best
+ln n.step-000000000003 second
+run_alone "$train" "$@" --steps 4 --validation 0.25 --overwrite --checkpoint n --checkpoint-best best --trace second
+[ "$status" = 0 ] && ! cmp -s n.step-000000000003 second && grep -q displayTimeUnit second
+result $? "outputs that replace files may have been hard links"
+good=0
+for _ in new there; do
+    run_alone "$train" "$@" --steps 4 --checkpoint c --checkpoint-every 1 --resume c --extend --log c.step-times.jsonl
+    [ "$status" = 0 ] || good=1
+    run_alone "$train" "$@" --steps 1 --overwrite --log images/train-images.log
+    [ "$status" = 0 ] || good=1
+done
+result $good "names that only begin as those of inputs may be outputs"
+protected "a log does not replace data under another name" --data --log --log images/labels
 
 refused "a log and a trace are two files" 'two outputs would go to folder/link: give another --trace$' \
     "$train" "$@" --overwrite --steps 1 --log c --trace folder/link

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,16 +57,20 @@ static void follow_links(const char *path, char out[PATH_MAX]) {
     }
 }
 
-// Whether both lead to one file, also by links.
-static bool is_same_file(const char *a, const char *b) {
-    struct stat at_a, at_b;
+// Whether both lead to one name. A new file that takes it leaves hard links to the old one alone.
+static bool is_same_end(const char *a, const char *b) {
     char end_a[PATH_MAX], end_b[PATH_MAX];
-    bool is_a = stat(a, &at_a) == 0, is_b = stat(b, &at_b) == 0;
-    if (is_a && is_b) return at_a.st_dev == at_b.st_dev && at_a.st_ino == at_b.st_ino;
-    if (is_a || is_b) return false;
     follow_links(a, end_a);
     follow_links(b, end_b);
     return is_same_name(end_a, end_b);
+}
+
+// Whether both lead to one file, also by hard links.
+static bool is_same_file(const char *a, const char *b) {
+    struct stat at_a, at_b;
+    bool is_a = stat(a, &at_a) == 0, is_b = stat(b, &at_b) == 0;
+    if (is_a && is_b) return at_a.st_dev == at_b.st_dev && at_a.st_ino == at_b.st_ino;
+    return !is_a && !is_b && is_same_end(a, b);
 }
 
 bool train_files_continue(const train_options *o) {
@@ -74,27 +79,64 @@ bool train_files_continue(const train_options *o) {
 
 // ---- Outputs that are inputs, or one file ---------------------------------------------------------
 
-// Whether path is a file of the folder whose name begins with one of these.
-static bool is_among(const char *path, const char *folder, const char *const *begins) {
-    char file[PATH_MAX];
+typedef struct output {
+    const char *path, *option;
+    bool in_place; // it is written to the file that is there; others take the name of that file
+    bool checkpoint;
+} output;
+
+static bool would_overwrite(const output *out, const char *file) {
+    return out->in_place ? is_same_file(out->path, file) : is_same_end(out->path, file);
+}
+
+// Whether it would overwrite a file of the folder that has such a name.
+static bool is_among(const output *out, const char *folder,
+                     bool (*is_such)(const char *name, const char *base), const char *base) {
+    char file[PATH_MAX + NAME_MAX + 2];
     const struct dirent *entry;
     DIR *from = opendir(folder);
     bool found = false;
-    while (from && !found && (entry = readdir(from)))
-        for (const char *const *begin = begins; *begin && !found; begin++) {
-            if (strncmp(entry->d_name, *begin, strlen(*begin)) != 0) continue;
-            snprintf(file, sizeof(file), "%s/%s", folder, entry->d_name);
-            found = is_same_file(path, file);
-        }
+    while (from && !found && (entry = readdir(from))) {
+        if (!is_such(entry->d_name, base)) continue;
+        snprintf(file, sizeof(file), "%s/%s", folder, entry->d_name);
+        found = would_overwrite(out, file);
+    }
     if (from) closedir(from);
     return found;
 }
 
-static bool is_saved_state(const char *path, const char *resume) {
-    char folder[PATH_MAX], begin[PATH_MAX];
+// BASE.step-STEP and BASE.step-STEP.rank-RANK: see resume.h.
+static bool is_state_name(const char *name, const char *base) {
+    static const char step[] = ".step-", rank[] = ".rank-";
+    size_t length = strlen(base);
+    if (strncmp(name, base, length) != 0) return false;
+    name += length;
+    if (strncmp(name, step, strlen(step)) != 0) return false;
+    name += strlen(step);
+    size_t digits = strspn(name, "0123456789");
+    return digits >= 12 && (!name[digits] || strncmp(name + digits, rank, strlen(rank)) == 0);
+}
+
+// The checkpoint of the run may be the one that it goes on with.
+static bool is_saved_state(const output *out, const char *resume) {
+    char folder[PATH_MAX];
+    if (would_overwrite(out, resume)) return strcmp(out->option, "--checkpoint") != 0;
     folder_of(resume, folder);
-    snprintf(begin, sizeof(begin), "%s.step-", name_in_folder(resume));
-    return is_same_file(path, resume) || is_among(path, folder, (const char *const[]){begin, NULL});
+    return is_among(out, folder, is_state_name, name_in_folder(resume));
+}
+
+// Of a file of MNIST: see dataset.h.
+static bool is_idx_name(const char *name, const char *base) {
+    static const char *const patterns[] = {"-images[-.]idx[34]-ubyte", "-labels[-.]idx1-ubyte"};
+    static const char *const sets[] = {"train", "t10k"};
+    char pattern[64];
+    (void)base;
+    for (int i = 0; i < 8; i++) {
+        snprintf(pattern, sizeof(pattern), "%s%s%s", sets[i & 1], patterns[i >> 1 & 1],
+                 i & 4 ? ".gz" : "");
+        if (fnmatch(pattern, name, 0) == 0) return true;
+    }
+    return false;
 }
 
 static bool is_picture(const char *path, const char *folder) {
@@ -107,39 +149,45 @@ static bool is_picture(const char *path, const char *folder) {
     return strncmp(file, top, length) == 0 && file[length] == '/';
 }
 
-static bool is_data(const train_run *run, const char *path) {
-    static const char *const parts[] = {"train-images", "train-labels", "t10k-images",
-                                        "t10k-labels", NULL};
+static bool is_data(const train_run *run, const output *out) {
     const char *data = run->options->data;
     if (strcmp(data, "digits") == 0) return false;
-    if (train_images_are_open(run->world)) return is_picture(path, data);
-    return is_same_file(path, data) || is_among(path, data, parts);
+    if (train_images_are_open(run->world)) return is_picture(out->path, data);
+    return would_overwrite(out, data) || is_among(out, data, is_idx_name, NULL);
 }
 
 // The option whose file this output would overwrite; NULL: none. A checkpoint may replace one.
-static const char *overwritten_input(const train_run *run, const char *path, bool checkpoint) {
+static const char *overwritten_input(const train_run *run, const output *out) {
     const train_options *o = run->options;
-    if (!checkpoint && o->load && is_same_file(path, o->load)) return "--load";
-    if (!checkpoint && o->resume && is_saved_state(path, o->resume)) return "--resume";
-    if (o->replay && is_same_file(path, o->replay)) return "--replay";
-    if (o->plugin && is_same_file(path, o->plugin)) return "--plugin";
-    return is_data(run, path) ? "--data" : NULL;
+    if (!out->checkpoint && o->load && would_overwrite(out, o->load)) return "--load";
+    if (o->resume && is_saved_state(out, o->resume)) return "--resume";
+    if (o->replay && would_overwrite(out, o->replay)) return "--replay";
+    if (o->plugin && would_overwrite(out, o->plugin)) return "--plugin";
+    return is_data(run, out) ? "--data" : NULL;
+}
+
+// Of two outputs. One that is written in place would write to a hard link of the other.
+static bool are_one_file(const output *a, const output *b) {
+    return would_overwrite(a->in_place ? a : b, a->in_place ? b->path : a->path);
 }
 
 static iso_status refuse_clashes(const train_run *run) {
     const train_options *o = run->options;
-    const char *path[] = {o->checkpoint, o->checkpoint_best, o->log, o->trace};
-    static const char *const option[] = {"--checkpoint", "--checkpoint-best", "--log", "--trace"};
+    const output out[] = {{o->checkpoint, "--checkpoint", false, true},
+                          {o->checkpoint_best, "--checkpoint-best", false, true},
+                          {o->log, "--log", true, false},
+                          {o->trace, "--trace", false, false}};
     for (int i = 0; i < 4; i++) {
-        if (!path[i]) continue;
+        const char *path = out[i].path, *option = out[i].option;
+        if (!path) continue;
         for (int k = 0; k < i; k++)
-            if (path[k] && is_same_file(path[i], path[k]))
-                return train_error(ISO_ERR_ARG, "two outputs would go to %s: give another %s",
-                                   path[i], option[i]);
-        const char *input = overwritten_input(run, path[i], i < 2);
+            if (out[k].path && are_one_file(&out[i], &out[k]))
+                return train_error(ISO_ERR_ARG, "two outputs would go to %s: give another %s", path,
+                                   option);
+        const char *input = overwritten_input(run, &out[i]);
         if (input)
             return train_error(ISO_ERR_ARG, "%s %s would overwrite a file of %s: give another %s",
-                               option[i], path[i], input, option[i]);
+                               option, path, input, option);
     }
     return ISO_OK;
 }
