@@ -228,8 +228,8 @@ static iso_status refuse_written_log(const train_options *o) {
     if (!written) return ISO_OK;
     return train_error(ISO_ERR_STATE,
                        "another process writes the log %s: wait until it ends, or give another "
-                       "--log",
-                       o->log);
+                       "--log (if there is no such process, remove %s)",
+                       o->log, o->log);
 }
 
 // Beside the file itself: links to it share its lock.

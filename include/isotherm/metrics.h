@@ -17,8 +17,8 @@ extern "C" {
 typedef struct iso_json_log iso_json_log;
 
 // Local. Creates or truncates the file PATH. ISO_ERR_IO names path and reason. ISO_ERR_STATE if
-// another log, also of another process, still writes to it (as flock(2) knows): the file is then
-// unchanged. PATH NULL: nothing is written, for a log that is only watched.
+// another log, also of another process, still writes to it (as flock(2) knows, but not on SMB): the
+// file is then unchanged. PATH NULL: nothing is written, for a log that is only watched.
 iso_status iso_json_log_create(const char *path, iso_json_log **out);
 // Local. Opens the log PATH to append to it, or creates it. Removes an incomplete last line.
 // ISO_ERR_FORMAT if that line is not the beginning of an event: the file is then unchanged.

@@ -6,10 +6,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#ifdef __linux__
+#include <sys/vfs.h>
+#endif
 
 // Some file systems cannot sync; a folder that may not be read cannot be synced either.
 static bool cannot_sync(int error) {
@@ -43,8 +48,23 @@ iso_status iso__sync_stream(FILE *file, const char *what, const char *path, bool
     return ISO_OK;
 }
 
+// On SMB a lock also keeps readers out.
+static bool locks_out_readers(int file) {
+#ifdef __linux__
+    enum { SMB = 0x517B };
+    static const uint32_t cifs = 0xFF534D42, smb2 = 0xFE534D42;
+    struct statfs info;
+    if (fstatfs(file, &info) != 0) return false;
+    uint32_t type = (uint32_t)info.f_type;
+    return type == SMB || type == cifs || type == smb2;
+#else
+    (void)file;
+    return false;
+#endif
+}
+
 bool iso__claim_file(int file) {
     struct stat info;
-    if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) return true;
+    if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode) || locks_out_readers(file)) return true;
     return flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }

@@ -256,7 +256,7 @@ static iso_status refuse_written(int folder, const char *path, const char *name)
     if (file >= 0) close(file);
     ISO_CHECK(free, ISO_ERR_STATE,
               "cannot remove %s/%s: another process writes it: wait until it ends, or give another "
-              "folder",
+              "folder (if there is no such process, remove the file)",
               path, name);
     return ISO_OK;
 }

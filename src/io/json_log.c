@@ -71,8 +71,8 @@ static iso_status start_empty(int file, const char *path) {
     struct stat info;
     ISO_CHECK(iso__claim_file(file), ISO_ERR_STATE,
               "cannot write log %s: another process writes it: wait until it ends, or give another "
-              "file",
-              path);
+              "file (if there is no such process, remove %s)",
+              path, path);
     bool good = fstat(file, &info) == 0 && (!S_ISREG(info.st_mode) || ftruncate(file, 0) == 0);
     ISO_CHECK(good && fcntl(file, F_SETFL, O_APPEND) == 0, ISO_ERR_IO, "cannot create log %s: %s",
               path, strerror(errno));
