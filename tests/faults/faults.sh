@@ -52,12 +52,12 @@ faults_sentence() {
 
 # What a run with a fault came to, from its status and output.
 faults_outcome() { # status
-    if [ ! -e hit ]; then
-        echo unreached
-    elif [ "$1" = 124 ] || [ "$1" = 137 ]; then
+    if [ "$1" = 124 ] || [ "$1" = 137 ]; then
         echo HANG
     elif has_crashed output || grep -q 'exited on signal' output; then
         echo CRASH
+    elif [ ! -e hit ]; then
+        echo unreached
     elif [ "$1" = 0 ]; then
         if cmp -s state "$faults/expected"; then echo success; else echo WRONG; fi
     elif grep -q "waited $ISO_TIMEOUT s" output; then
