@@ -220,7 +220,7 @@ for _ in 1 2 3 4 5; do
     start 0 --checkpoint c --checkpoint-every 1
     kill -INT "$job"
     finish
-    [ -z "$(find . -name 'c*.tmp.*')" ] && [ -z "$(find . -name '*.lock')" ] || good=1
+    [ "$status" = 75 ] && saved && [ -z "$(find . -name 'c*.tmp.*')" ] && [ -z "$(find . -name '*.lock')" ] || good=1
 done
 result $good "SIGINT in a save leaves nothing that is not whole"
 
