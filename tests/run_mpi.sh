@@ -21,9 +21,10 @@ trap 'rm -rf "$work"' EXIT
 
 # Prints SUITE/TEST for each test of the program.
 list_tests() {
-    LC_ALL=C "$program" --list </dev/null | awk '
+    LC_ALL=C "$program" --list >"$work/list" </dev/null || return 1
+    awk '
         /^[^|`].*: [0-9]+ tests?$/ { sub(/: .*/, ""); suite = $0; next }
-        /^[|`]-- / { print suite "/" $2 }'
+        /^[|`]-- / { print suite "/" $2 }' "$work/list"
 }
 
 # Of lines NP_SUITE/TEST, one of each suite and test.
@@ -111,7 +112,13 @@ if [ "$launcher" = no ]; then
     echo "1..0 # SKIP configure found no MPI launcher"
     exit 0
 fi
-tests=${only:-$(list_tests)}
+tests=$only
+if [ -z "$only" ] && ! tests=$(list_tests); then
+    echo "1..1"
+    echo "not ok - $program lists its tests"
+    sed 's/^/# /' "$work/list"
+    exit
+fi
 once=${ISO_TEST_ONCE:-}
 [ -z "$once" ] || tests=$(echo "$tests" | choose_once "$once")
 echo "1..$(echo "$tests" | grep -c .)"
