@@ -57,8 +57,7 @@ grep -qE '^cores  *rank 0: core [0-9]+ of host .*; rank 1: core [0-9]+ of host '
     grep -qE '"cores":"rank 0: core [0-9]+ of host .*; rank 1: core [0-9]+ of host ' log
 result $? "the masks of both ranks are in the report and in the log"
 
-run --bind-to core -n 2 -- --progress poll
-[ "$(warnings)" = 0 ]
+run --bind-to core -n 2 -- --progress poll && [ "$(warnings)" = 0 ]
 result $? "one core is enough where no thread drives progress"
 
 run --bind-to core -n 1 -- --threads 2
@@ -70,8 +69,7 @@ run --oversubscribe --bind-to none -n 2 -- --threads "$cores"
     grep -q "^train: warning: ranks 0-1: $((2 * cores)) compute threads for the $cores cores of host .*ppr:1:node" stderr
 result $? "more threads than cores are warned about"
 
-run --oversubscribe --bind-to none -n 2 -- --threads "$cores" --quiet
-[ ! -s stderr ] && [ ! -s stdout ]
+run --oversubscribe --bind-to none -n 2 -- --threads "$cores" --quiet && [ ! -s stderr ] && [ ! -s stdout ]
 result $? "--quiet leaves the warnings out"
 
 ISO_LOG=info timeout -k 5 30 "$launcher" --bind-to core -n 2 "$train" --model mlp --steps 2 --quiet \
