@@ -67,7 +67,8 @@ awk -F'"step":' '/"event":"change"/ { split($2, step, ","); if (step[1] > 40) pr
 cat early later late >resumed
 # shellcheck disable=SC2086
 run 3 "$train" "$@" $mode --log fourth --replay resumed
-[ "$(summary_field param_hash fourth)" = "$(summary_field param_hash adaptive)" ]
+[ "$status" = 0 ] && [ -n "$(summary_field param_hash fourth)" ] &&
+    [ "$(summary_field param_hash fourth)" = "$(summary_field param_hash adaptive)" ]
 result $? "changes that a resumed run has made anew replace the earlier ones"
 
 # shellcheck disable=SC2086
