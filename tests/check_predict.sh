@@ -156,8 +156,11 @@ damaged() { # entry, value, pattern of what it must be
     old=$(sed -n '1s/.*"isotherm\.'"$1"'":"\([^"]*\)".*/\1/p' mlp)
     new=$(printf "%-${#old}.${#old}s" "$2")
     sed "1s/\"isotherm\\.$1\":\"$old\"/\"isotherm.$1\":\"$new\"/" mlp >bad
-    [ "$old" != "$new" ] && [ "$(wc -c <bad)" = "$(wc -c <mlp)" ] &&
+    if [ "$old" != "$new" ] && [ "$(wc -c <bad)" = "$(wc -c <mlp)" ]; then
         refused "a damaged entry $1" "bad has a damaged metadata entry isotherm\.$1: .*$3" --checkpoint bad "$images"
+    else
+        result 1 "the entry $1 can be damaged"
+    fi
 }
 damaged model nlp '"nlp" is not mlp\|cnn\|lenet\|resnet18\|resnet50: give another checkpoint$'
 damaged dtype i64 '"i64" is not f32\|f64\|bf16\|f16: give another checkpoint$'
