@@ -150,7 +150,7 @@ static void keep(iso_device *device, iso_dtype half) {
         iso_device_launches(device, &launches[1], &graphs);
         cr_assert(step_once(&b, step) == want);
         iso_device_launches(device, &launches[2], &graphs);
-        if (!device->ops->host_memory)
+        if (!device->ops->host_memory && step > 0) // in the first one libraries refuse calls
             cr_assert_eq(launches[2] - launches[1], launches[1] - launches[0] - 2);
     }
     OK(iso_module_forward(b.model, b.x, &out));
