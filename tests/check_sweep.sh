@@ -429,10 +429,10 @@ takes_rest() {
     [ "$status" = 0 ]
 }
 holds "and in one whose first report was not completed" takes_rest
-mkdir begun
-echo run >begun/points.csv # whose page comes
-printf 'elsewhere 1 %d\n' "$(date +%s)" >begun/.lock
-asks_lock() { run_alone "$sweep" --report twin2 --out begun && is_refused 'another sweep writes begun: process 1 on host elsewhere'; }
+mkdir locked
+echo run >locked/points.csv # whose page comes
+printf 'elsewhere 1 %d\n' "$(date +%s)" >locked/.lock
+asks_lock() { run_alone "$sweep" --report twin2 --out locked && is_refused 'another sweep writes locked: process 1 on host elsewhere'; }
 holds "a sweep that writes meanwhile is told of first" asks_lock
 
 # ---- A list without runs of the folder ----
