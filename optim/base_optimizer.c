@@ -96,6 +96,8 @@ static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, in
     out->type = tensor->dtype;
     out->rounded = iso__has_master(out->type) ? value : NULL;
     if (!out->rounded) return ISO_OK;
+    if (tensor->device->ops->rounds_updates)
+        out->piece.to = (iso__rounded_to){out->rounded, out->type};
     out->piece.tensor = self->state[ISO_STATE_MASTER];
     out->piece.value = iso__piece_state(self, &out->piece, ISO_STATE_MASTER);
     return ISO_OK;
@@ -125,11 +127,9 @@ static iso_status apply_rounded(const iso__base_optimizer *self, const piece_upd
 
 static iso_status apply_piece(const iso__base_optimizer *self, const piece_update *u,
                               const void *gradient, double scale, const iso_hyper *hyper) {
-    iso__piece piece = u->piece;
-    bool itself = self->module->device->ops->rounds_updates;
-    if (u->rounded && !itself) return apply_rounded(self, u, gradient, scale, hyper);
-    if (u->rounded) piece.to = (iso__rounded_to){u->rounded, u->type};
-    return iso__rule_of(self)->apply(self, &piece, gradient, scale, hyper);
+    bool rounds = u->rounded && !u->piece.to.value; // else the device does it
+    if (rounds) return apply_rounded(self, u, gradient, scale, hyper);
+    return iso__rule_of(self)->apply(self, &u->piece, gradient, scale, hyper);
 }
 
 static iso_status measure_piece(const iso__base_optimizer *self, const piece_update *u,

@@ -104,13 +104,6 @@ refused "also where neither is there" 'two outputs would go to dangling: give an
 
 # ---- Outputs of a run that goes on ----
 
-wait_until() { # command...
-    tries=0
-    until "$@" 2>/dev/null || [ $tries -ge 600 ]; do
-        sleep 0.1
-        tries=$((tries + 1))
-    done
-}
 end_job() {
     kill "$job"
     wait "$job"

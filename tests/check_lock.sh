@@ -44,13 +44,6 @@ start() { # ranks, arguments...
     wait_until saved
 }
 saved() { [ -n "$(find . -name 'c.step-????????????')" ]; }
-wait_until() { # command...
-    tries=0
-    until "$@" 2>/dev/null || [ $tries -ge 600 ]; do
-        sleep 0.1
-        tries=$((tries + 1))
-    done
-}
 # The process that a lock names.
 holder() { cut -d ' ' -f 2 c.lock; }
 finish() {

@@ -55,6 +55,14 @@ run() { # ranks, program, arguments...; 0 ranks: without the launcher
     [ "$ranks" = 0 ] || set -- "$launcher" $flags -n "$ranks" "$@"
     run_alone "$@"
 }
+# Waits until a command succeeds, at most a minute.
+wait_until() { # command...
+    tries=0
+    until "$@" 2>/dev/null || [ $tries -ge 600 ]; do
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+}
 # Whether a program that prints to a full disk fails with one sentence.
 fails_on_full_output() { # name, program, arguments...
     name=$1

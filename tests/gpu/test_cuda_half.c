@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: MIT
 // bf16 and f16 on a GPU: how conversions round, and sums over channels that lie beside each other.
+#include "common/autocast_fixture.h"
 #include "common/balance.h"
-#include "common/device_fixture.h"
 #include "common/oracle.h"
 
 #include <math.h>
 #include <string.h>
 
 TestSuite(cuda_half, .timeout = 120, .fini = balance_check);
-
-static iso_device *open_cuda(void) {
-    iso_device *device;
-    if (iso_device_create("cuda", &device) != ISO_OK)
-        cr_skip_test("no GPU can be used: %s", iso_last_error()->message);
-    return device;
-}
 
 static iso_tensor *new_tensor(iso_device *device, iso_dtype dtype, int64_t count) {
     iso_tensor *t;
